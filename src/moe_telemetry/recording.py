@@ -1,0 +1,424 @@
+"""Hook bodies: from arguments to cells on the calling thread, without the SDK, a lock or a format string (D1).
+
+Every body keeps three rules. What may fail comes before the first increment, so a record counts whole or not at
+all. The right side of an increment holds no call (cells). And an Exception ends in `_lose`, never in the caller.
+The one thing a Python function cannot catch is the RecursionError of its own call.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from functools import wraps
+from operator import attrgetter
+from threading import get_ident
+from time import perf_counter
+from typing import Any
+
+from . import values
+from .catalog import (
+    FORWARD_BOUNDS,
+    HOST_BOUNDS,
+    READ_BOUNDS,
+    REQUEST_BOUNDS,
+    RESIDENCIES,
+    TPOT_BOUNDS,
+    TTFT_BOUNDS,
+)
+from .cells import HistogramCell, LayerCells, SeqCells
+from .hooks import HOOKS, Recorder
+from .store import Store, ThreadState, logger
+from .values import MAX_SECONDS, Refused
+
+LOG_INTERVAL = 60.0
+"""Seconds between two log lines about lost records."""
+
+
+def _labelled_timing(name: str, bounds: tuple[float, ...]) -> Callable[[Recorder, Any, Any], None]:
+    """The hook `name(label, seconds)` over the phase's cells of the same name."""
+    cells_of = attrgetter(name)
+
+    def record(self: Recorder, label: Any, seconds: Any) -> None:
+        try:
+            row = self._local.row or self._store.latest
+            cell = cells_of(row.phase)[label]
+            if type(seconds) is not float or not 0.0 <= seconds <= MAX_SECONDS:
+                seconds = values.seconds(seconds)
+            cell.counts[bisect_left(bounds, seconds)] += 1
+            cell.sum += seconds
+        except Exception as error:
+            _lose(self, name, error)
+
+    return record
+
+
+def _timing(name: str, bounds: tuple[float, ...]) -> Callable[[Recorder, Any], None]:
+    """The hook `name(seconds)` over the phase's cell of the same name."""
+    cell_of = attrgetter(name)
+
+    def record(self: Recorder, seconds: Any) -> None:
+        try:
+            row = self._local.row or self._store.latest
+            cell = cell_of(row.phase)
+            if type(seconds) is not float or not 0.0 <= seconds <= MAX_SECONDS:
+                seconds = values.seconds(seconds)
+            cell.counts[bisect_left(bounds, seconds)] += 1
+            cell.sum += seconds
+        except Exception as error:
+            _lose(self, name, error)
+
+    return record
+
+
+class LiveRecorder(Recorder):
+    """The hooks while telemetry runs; swapped in for Recorder by `attach`."""
+
+    __slots__ = ()
+
+    def forward(self, tokens: Any, phase: Any = None) -> None:
+        try:
+            store = self._store
+            try:
+                row = store.forwards[phase, tokens]
+            except (KeyError, TypeError):
+                row = store.forward_row(tokens, phase)
+            self._local.row = store.latest = row
+            store.active[get_ident()] = (row.phase.name, perf_counter())
+        except Exception as error:
+            _lose(self, "forward", error)
+
+    def forward_done(self, seconds: Any) -> None:
+        try:
+            store = self._store
+            store.active.pop(get_ident(), None)
+            row = self._local.row or store.latest
+            if type(seconds) is not float or not 0.0 <= seconds <= MAX_SECONDS:
+                seconds = values.seconds(seconds)
+            cell = row.duration
+            cell.counts[bisect_left(FORWARD_BOUNDS, seconds)] += 1
+            cell.sum += seconds
+            store.forward_done_seen = True
+        except Exception as error:
+            _lose(self, "forward_done", error)
+
+    def tokens(self, n: Any, phase: Any = None) -> None:
+        try:
+            store = self._store
+            cells = (self._local.row or store.latest).phase if phase is None else store.phase(phase)
+            number = values.count(n)
+            cells.tokens += number
+        except Exception as error:
+            _lose(self, "tokens", error)
+
+    def speculation(self, proposed: Any, accepted: Any) -> None:
+        try:
+            store = self._store
+            taken = values.count(accepted)
+            refused = values.count(proposed) - taken
+            if refused < 0:
+                raise Refused("out_of_range", accepted)
+            store.accepted += taken
+            store.rejected += refused
+        except Exception as error:
+            _lose(self, "speculation", error)
+
+    def request(self, time_to_first_token: Any, duration: Any, output_tokens: Any) -> None:
+        try:
+            store = self._store
+            whole = values.seconds(duration)
+            number = values.count(output_tokens)
+            first = None if time_to_first_token is None else values.seconds(time_to_first_token)
+            if first is not None and first > whole:
+                raise Refused("out_of_range", time_to_first_token)
+            _observe(store.request, REQUEST_BOUNDS, whole)
+            if first is not None:
+                _observe(store.ttft, TTFT_BOUNDS, first)
+                if number > 1:
+                    _observe(store.tpot, TPOT_BOUNDS, (whole - first) / (number - 1))
+        except Exception as error:
+            _lose(self, "request", error)
+
+    def routed(self, layer: Any, experts: Any, resident: Any = None, predicted: Any = None, ready: Any = None) -> None:
+        try:
+            if type(experts) is not set:
+                experts = values.ids(experts)
+            row = self._local.row or self._store.latest
+            number = len(experts)
+            recalled = wasted = misses = late = evicted = by_prefetch = 0
+            if predicted is not None:
+                if type(predicted) is not set:
+                    predicted = values.ids(predicted)
+                named = experts & predicted
+                recalled = len(named)
+                wasted = len(predicted) - recalled
+            if resident is not None:
+                if type(resident) is not set:
+                    resident = values.ids(resident)
+                absent = experts - resident
+                misses = len(absent)
+                # Only predicted experts can be late or evicted, and only they can owe their hit to a prefetch.
+                if recalled and ready is not None:
+                    if type(ready) is not set:
+                        ready = values.ids(ready)
+                    by_prefetch = len(named & ready)
+                    if misses:
+                        evicted = len(absent & predicted & ready)
+                        by_prefetch -= evicted
+                if recalled and misses:
+                    late = len(absent & named) - evicted
+            missed = number - recalled
+            hits = number - misses
+            unpredicted = misses - late - evicted
+            try:
+                cells = row.by_layer[layer]
+            except (KeyError, TypeError):
+                cells = self._store.layer_cells(row, layer)
+            try:
+                cells.union.sizes[number] += 1
+            except KeyError:
+                cells.union.add(number)
+            if number > cells.capacity:
+                cells.overflows += 1
+            if resident is None:
+                cells.unknown += 1
+            else:
+                cells.hit += hits
+                if misses:
+                    cells.partial += 1
+                    cells.miss_timing += late
+                    cells.miss_evicted += evicted
+                    cells.miss_unpredicted += unpredicted
+                else:
+                    cells.all_hit += 1
+                cells.prefetch_hits += by_prefetch
+            if predicted is not None:
+                cells.recalled += recalled
+                cells.missed += missed
+                cells.wasted += wasted
+        except Exception as error:
+            _lose(self, "routed", error)
+
+    def union(self, layer: Any, size: Any, residency: Any = None) -> None:
+        try:
+            row = self._local.row or self._store.latest
+            if residency is not None and residency not in RESIDENCIES:
+                raise Refused("unknown_label", residency)
+            if type(size) is not int or size < 0:
+                size = values.count(size)
+            try:
+                cells = row.by_layer[layer]
+            except (KeyError, TypeError):
+                cells = self._store.layer_cells(row, layer)
+            try:
+                cells.union.sizes[size] += 1
+            except KeyError:
+                cells.union.add(values.count(size))
+            if size > cells.capacity:
+                cells.overflows += 1
+            if residency is None or residency == "unknown":
+                cells.unknown += 1
+            elif residency == "all_hit":
+                cells.all_hit += 1
+            elif residency == "partial":
+                cells.partial += 1
+            else:
+                cells.bypassed += 1
+        except Exception as error:
+            _lose(self, "union", error)
+
+    def recall(self, layer: Any, predicted: Any, routed: Any) -> None:
+        try:
+            routed = values.ids(routed)
+            predicted = values.ids(predicted)
+            recalled = len(routed & predicted)
+            missed = len(routed) - recalled
+            wasted = len(predicted) - recalled
+            cells = self._layer(layer)
+            cells.recalled += recalled
+            cells.missed += missed
+            cells.wasted += wasted
+        except Exception as error:
+            _lose(self, "recall", error)
+
+    prefetch = _labelled_timing("prefetch", HOST_BOUNDS)
+    promote = _labelled_timing("promote", HOST_BOUNDS)
+    block = _labelled_timing("block", HOST_BOUNDS)
+    window = _timing("window", HOST_BOUNDS)
+    stall = _timing("stall", READ_BOUNDS)
+
+    def read(self, source: Any, nbytes: Any, seconds: Any, phase: Any = None) -> None:
+        try:
+            store = self._store
+            cells = (self._local.row or store.latest).phase if phase is None else store.phase(phase)
+            cell = cells.read_duration[source]
+            number = values.count(nbytes)
+            if type(seconds) is not float or not 0.0 <= seconds <= MAX_SECONDS:
+                seconds = values.seconds(seconds)
+            cells.read_bytes[source] += number
+            cell.counts[bisect_left(READ_BOUNDS, seconds)] += 1
+            cell.sum += seconds
+        except Exception as error:
+            _lose(self, "read", error)
+
+    def block_call(self) -> None:
+        try:
+            cells = (self._local.row or self._store.latest).phase
+            cells.block_calls += 1
+        except Exception as error:
+            _lose(self, "block_call", error)
+
+    def placed(self, experts: Any = 1) -> None:
+        try:
+            cells = (self._local.row or self._store.latest).phase
+            number = values.count(experts)
+            cells.placed += number
+        except Exception as error:
+            _lose(self, "placed", error)
+
+    def prefetch_dropped(self, reason: Any, experts: Any = 1, nbytes: Any = 0) -> None:
+        try:
+            cells = (self._local.row or self._store.latest).phase
+            number = values.count(experts)
+            wasted = values.count(nbytes)
+            cells.dropped[reason] += number
+            cells.wasted_bytes += wasted
+        except Exception as error:
+            _lose(self, "prefetch_dropped", error)
+
+    def evicted(self, layer: Any, experts: Any = 1) -> None:
+        try:
+            number = values.count(experts)
+            cells = self._layer(layer)
+            cells.evictions += number
+        except Exception as error:
+            _lose(self, "evicted", error)
+
+    def degraded(self, mode: Any, experts: Any = 1) -> None:
+        try:
+            cells = (self._local.row or self._store.latest).phase
+            number = values.count(experts)
+            cells.degraded[mode] += number
+        except Exception as error:
+            _lose(self, "degraded", error)
+
+    def pool(self, layer: Any, capacity: Any = None, resident: Any = None) -> None:
+        try:
+            slots = None if capacity is None else values.count(capacity)
+            used = None if resident is None else values.count(resident)
+            self._store.declare_pool(layer, slots, used)
+        except Exception as error:
+            _lose(self, "pool", error)
+
+    def cumulative(self, metric: Any, value: Any, **labels: Any) -> None:
+        try:
+            number = values.amount(value)
+            self._store.feed(metric, number, labels)
+        except Exception as error:
+            _lose(self, "cumulative", error)
+
+    def timed(self, hook: Callable[..., None], *args: Any) -> AbstractContextManager[None]:
+        return _Timed(hook, args)
+
+    def _layer(self, layer: Any) -> LayerCells:
+        row: SeqCells = self._local.row or self._store.latest
+        try:
+            return row.by_layer[layer]
+        except (KeyError, TypeError):
+            return self._store.layer_cells(row, layer)
+
+
+class _Timed:
+    """Times a with-block; the duration is recorded when the block raises, too."""
+
+    __slots__ = ("_args", "_begin", "_hook")
+
+    def __init__(self, hook: Callable[..., None], args: tuple[Any, ...]) -> None:
+        self._hook = hook
+        self._args = args
+
+    def __enter__(self) -> None:
+        self._begin = perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._hook(*self._args, perf_counter() - self._begin)
+
+
+def _observe(cell: HistogramCell, bounds: tuple[float, ...], seconds: float) -> None:
+    cell.counts[bisect_left(bounds, seconds)] += 1
+    cell.sum += seconds
+
+
+def _lose(recorder: Recorder, hook: str, error: Exception) -> None:
+    """Count a record that was not taken, and say so at most once in LOG_INTERVAL."""
+    with suppress(Exception):  # a message that cannot be formatted or logged must not reach the caller either
+        store = recorder._store
+        if isinstance(error, Refused):
+            reason, detail = error.reason, error.kind
+        elif isinstance(error, KeyError):
+            reason, detail = "unknown_label", repr(error.args[0])[:80]
+        else:
+            reason, detail = "error", f"{type(error).__name__}: {error}"[:200]
+            store.hook_errors[hook] += 1
+        store.lost[reason] += 1
+        now = time.monotonic()
+        if now - store.logged_at >= LOG_INTERVAL:
+            store.logged_at = now
+            lost = sum(store.lost.values())
+            logger.warning("%s() dropped a record: %s (%s); %d dropped so far", hook, reason, detail, lost)
+
+
+# -- switching ------------------------------------------------------------------------------------------------
+
+
+_lock = threading.RLock()
+"""Re-entrant: a signal handler may call a hook while its thread is in one."""
+
+
+def _locked(name: str) -> Callable[..., None]:
+    hook = getattr(LiveRecorder, name)
+
+    @wraps(hook)
+    def record(*args: Any, **kwargs: Any) -> None:
+        with _lock:
+            hook(*args, **kwargs)
+
+    return record
+
+
+class LockedRecorder(LiveRecorder):
+    """The hooks on an interpreter without a global lock: increments are not atomic there (design D13)."""
+
+    __slots__ = ()
+
+
+for _name in HOOKS:
+    setattr(LockedRecorder, _name, _locked(_name))
+
+
+def needs_lock() -> bool:
+    """Whether threads of this interpreter run Python code at the same time."""
+    enabled: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
+    return not enabled()
+
+
+def attach(recorder: Recorder, store: Store, locked: bool | None = None) -> None:
+    """Turn the recorder on, writing to `store`; `locked` overrides the choice of the variant."""
+    recorder._local = ThreadState()
+    recorder._store = store
+    live = LockedRecorder if (needs_lock() if locked is None else locked) else LiveRecorder
+    recorder.__class__ = live
+
+
+def detach(recorder: Recorder) -> None:
+    """Turn the recorder off."""
+    recorder.__class__ = Recorder
+
+
+def renew_lock() -> None:
+    """In a forked child: the lock may have been held by a thread that does not exist here."""
+    global _lock  # noqa: PLW0603
+    _lock = threading.RLock()

@@ -1,0 +1,217 @@
+"""All cells of one telemetry: binds label sets to cells, once each, within the series budget.
+
+Nothing here locks: hooks may be interrupted by signal handlers and finalizers that call hooks again, so a new
+entry is made with `dict.setdefault`, of which exactly one caller wins.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from . import catalog, values
+from .catalog import Metric
+from .cells import UNLIMITED, HistogramCell, LayerCells, PhaseCells, SeqCells
+from .hooks import HOOKS
+from .values import Refused
+
+logger = logging.getLogger("moe_telemetry")
+
+NONE = -1
+"""Index of records whose layer is unknown."""
+OTHER = -2
+"""Index of the layer that takes what is over the budget."""
+LAYER_BUDGET = 256
+EXACT_SEQS = 32
+"""Sequence lengths above SEQ_EXACT that a phase keeps apart in the snapshot; later ones share their label's cells."""
+
+
+class ThreadState(threading.local):
+    """The forward pass that this thread began last."""
+
+    row: SeqCells | None = None
+
+
+@dataclass
+class Layer:
+    """What is known of a layer whatever the phase; gauges are None until their first value."""
+
+    index: int
+    capacity: int | None = None
+    resident: int | None = None
+    load_peak: float | None = None
+
+    @property
+    def label(self) -> str:
+        """Value of the label `layer`."""
+        return {NONE: catalog.LAYER_NONE, OTHER: catalog.LAYER_OTHER}.get(self.index, str(self.index))
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The run: what `moe.run.info` and the GenAI metrics are labelled with. `start_time` in Unix seconds."""
+
+    model: str
+    runtime: str
+    run: str
+    version: str
+    start_time: float = field(default_factory=time.time)
+
+    def gen_ai(self) -> tuple[str, str, str]:
+        """Values of the GenAI labels; the model is the server's, never what a client sent."""
+        return ("text_completion", self.runtime, self.model)
+
+
+class Store:
+    """Cells of one telemetry, and the way from a hook's arguments to them."""
+
+    def __init__(self, identity: Identity, decode_seq_max: int = 8, layers: Iterable[int] = ()) -> None:
+        self.identity = identity
+        self.decode_seq_max = decode_seq_max
+        self.phases = {name: PhaseCells(name) for name in catalog.PHASES}
+        self.rows: dict[tuple[str, int | str], SeqCells] = {}
+        self.forwards: dict[tuple[object, int], SeqCells] = {}  # forward()'s arguments -> its row
+        self.layers: dict[int, Layer] = {}
+        self.has_lookups = False
+        self.has_predictor = False
+        self.accepted = self.rejected = 0
+        self.ttft = HistogramCell(catalog.TTFT_BOUNDS)
+        self.tpot = HistogramCell(catalog.TPOT_BOUNDS)
+        self.request = HistogramCell(catalog.REQUEST_BOUNDS)
+        self.lost = dict.fromkeys(catalog.LOST_REASONS, 0)
+        self.hook_errors = dict.fromkeys(HOOKS, 0)
+        self.logged_at = -math.inf
+        self.folded = 0
+        # Counters fed as absolute values: what was added so far, and the source's last value.
+        self.fed: dict[tuple[str, tuple[str, ...]], int | float] = {}
+        self._fed_last: dict[tuple[str, tuple[str, ...]], int | float] = {}
+        # Forwards in progress: thread -> (phase, time.perf_counter at its begin).
+        self.active: dict[int, tuple[str, float]] = {}
+        self.forward_done_seen = False
+        self.latest = self.row("decode", 1)
+        for index in layers:
+            self.layer(values.layer_index(index))
+
+    # -- binding ---------------------------------------------------------------------------------------------
+
+    def phase(self, phase: object) -> PhaseCells:
+        """Cells of a phase given by name or member of Phase."""
+        name = phase.value if isinstance(phase, Enum) else phase
+        if not isinstance(name, str) or name not in self.phases:
+            raise Refused("unknown_label", phase)
+        return self.phases[name]
+
+    def forward_row(self, tokens: object, phase: object) -> SeqCells:
+        """Cells of a pass as `forward` was told of it; remembered for the next one where that is bounded."""
+        length = values.count(tokens)
+        if length == 0:
+            raise Refused("out_of_range", tokens)
+        if phase is None:
+            cells = self.phases["decode" if length <= self.decode_seq_max else "prefill"]
+        else:
+            cells = self.phase(phase)
+        row = self.row(cells.name, length)
+        if row.tokens is not None:
+            self.forwards.setdefault((phase, length), row)
+        return row
+
+    def row(self, phase: str, tokens: int) -> SeqCells:
+        """Cells of a phase and a sequence length of at least 1."""
+        known = self.rows.get((phase, tokens))
+        if known is not None:
+            return known
+        seq = catalog.seq_label(tokens)
+        exact: int | None = tokens
+        if tokens > catalog.SEQ_EXACT:
+            apart = sum(
+                row.phase.name == phase and (row.tokens or 0) > catalog.SEQ_EXACT for row in list(self.rows.values())
+            )
+            exact = tokens if apart < EXACT_SEQS else None
+        row = SeqCells(self.phases[phase], exact, seq)
+        return self.rows.setdefault((phase, seq if exact is None else exact), row)
+
+    def layer(self, index: int) -> Layer:
+        """The layer, or OTHER when it is new and the budget is spent."""
+        known = self.layers.get(index)
+        if known is not None:
+            return known
+        if index >= 0 and sum(key >= 0 for key in list(self.layers)) >= LAYER_BUDGET:
+            if OTHER not in self.layers:
+                logger.warning(
+                    'more than %d layers: further ones are exported as layer="%s" and counted in %s',
+                    LAYER_BUDGET,
+                    catalog.LAYER_OTHER,
+                    catalog.LAYER_FOLDED.prometheus,
+                )
+            index = OTHER
+        return self.layers.setdefault(index, Layer(index))
+
+    def layer_cells(self, row: SeqCells, given: object) -> LayerCells:
+        """Cells of a layer given in any accepted form; `row.by_layer` finds them directly from then on."""
+        index = values.layer_index(given)
+        layer = self.layer(index)
+        if layer.index == OTHER:
+            self.folded += 1
+        capacity = UNLIMITED if layer.capacity is None else layer.capacity
+        cells = row.layers.setdefault(layer.index, LayerCells(capacity))
+        if layer.index != OTHER:
+            row.by_layer[index] = cells
+            if given is None:
+                row.by_layer[None] = cells
+        return cells
+
+    # -- slow-path state -------------------------------------------------------------------------------------
+
+    def declare_pool(self, given: object, capacity: int | None, resident: int | None) -> None:
+        """Set a layer's gauges. Capacity holds for unions from now on. The shared layer OTHER has no pool."""
+        layer = self.layer(values.layer_index(given))
+        self.has_lookups = self.has_predictor = True
+        if layer.index == OTHER:
+            self.folded += 1
+            return
+        if resident is not None:
+            layer.resident = resident
+        if capacity is not None and capacity != layer.capacity:
+            layer.capacity = capacity
+            for row in list(self.rows.values()):
+                cells = row.layers.get(layer.index)
+                if cells is not None:
+                    cells.capacity = capacity
+
+    def feed(self, name: str, value: int | float, labels: Mapping[str, object]) -> None:
+        """Take an absolute value of a counter kept elsewhere; a fall is a reset of its source (design D10)."""
+        metric = catalog.BY_NAME.get(name)
+        if metric is None or metric.kind is not catalog.Kind.COUNTER or metric.name in _NOT_FED:
+            raise Refused("unknown_metric", name)
+        key = (metric.name, self._label_values(metric, labels))
+        last = self._fed_last.get(key, 0)
+        self._fed_last[key] = value
+        rise = value - last if value >= last else value
+        self.fed.setdefault(key, 0)
+        self.fed[key] += rise
+
+    def _label_values(self, metric: Metric, labels: Mapping[str, object]) -> tuple[str, ...]:
+        if set(labels) != set(metric.keys):
+            raise Refused("unknown_label", labels)
+        found = []
+        for label in metric.labels:
+            given = labels[label.key]
+            if label.key == "layer":
+                value = self.layer(values.layer_index(given)).label
+            else:
+                value = given.value if isinstance(given, Enum) else given  # type: ignore[assignment]
+                if value not in label.values:
+                    raise Refused("unknown_label", given)
+            found.append(value)
+        return tuple(found)
+
+
+_NOT_FED = frozenset(
+    metric.name for metric in (catalog.LOST, catalog.LAYER_FOLDED, catalog.HOOK_ERRORS, catalog.PROCESS_CPU)
+)
+"""Counters that telemetry keeps about itself and the process."""

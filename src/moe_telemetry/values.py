@@ -1,0 +1,127 @@
+"""What a hook was given, turned into Python numbers and sets, or refused with a reason (design D7, C06, C07).
+
+Never evaluates a lazy array: MLX streams belong to threads, and one lazy value in a cell makes every later
+scrape fail. Everything here runs on the calling thread and off the fast path.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from itertools import islice
+from numbers import Integral, Real
+from typing import Any
+
+MAX_ITEMS = 65_536
+"""Items read of an iterable that is not a set, list, tuple or array: a generator may never end."""
+MAX_COUNT = 2**53
+"""Largest single count: above it a float, and so a Prometheus sample, is no longer exact."""
+MAX_SECONDS = 1e9
+MAX_LAYER = 999_999
+
+IdSet = set[int] | frozenset[int]
+
+
+class Refused(Exception):
+    """A record that telemetry does not take; `reason` is one of the catalog's LOST_REASONS."""
+
+    def __init__(self, reason: str, value: object = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.kind = type(value).__name__
+
+
+def _is_lazy(value: object) -> bool:
+    return type(value).__module__.partition(".")[0] == "mlx"
+
+
+def seconds(value: Any) -> float:
+    """A duration as a float, from 0 to MAX_SECONDS."""
+    return float(_number(value, MAX_SECONDS))
+
+
+def amount(value: Any) -> int | float:
+    """A counter's absolute value, from 0 to MAX_COUNT: a whole number comes back as an int."""
+    number = _number(value, MAX_COUNT)
+    return int(number) if number == int(number) else number
+
+
+def count(value: Any) -> int:
+    """A count as an int, from 0 to MAX_COUNT; whole floats such as np.float16(1) are taken."""
+    return _whole(_number(value, MAX_COUNT), value)
+
+
+def _number(value: Any, most: float) -> int | float:
+    """The value as a Python number, finite, from 0 to `most`."""
+    number = _finite(value)
+    if number < 0:
+        raise Refused("negative", value)
+    if number > most:
+        raise Refused("out_of_range", value)
+    return number
+
+
+def _finite(value: Any) -> int | float:
+    # bool is an Integral by inheritance only: True among seconds is a mistake in the caller's code.
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise Refused("lazy_array" if _is_lazy(value) else "not_a_number", value)
+    if isinstance(value, Integral):
+        return int(value)
+    number = float(value)
+    if not math.isfinite(number):
+        raise Refused("not_finite", value)
+    return number
+
+
+def _whole(number: int | float, value: Any) -> int:
+    if number != int(number):
+        raise Refused("not_integer", value)
+    return int(number)
+
+
+def layer_index(value: Any) -> int:
+    """A layer as an int, -1 for None and every negative number; a decimal string is taken (C26)."""
+    if value is None:
+        return -1
+    if isinstance(value, str):
+        if not (value.isascii() and value.removeprefix("-").isdigit() and len(value) < 8):
+            raise Refused("unknown_label", value)
+        value = int(value)
+    index = _whole(_finite(value), value)
+    if index > MAX_LAYER:
+        raise Refused("out_of_range", value)
+    return max(index, -1)
+
+
+def ids(value: Any) -> IdSet:
+    """Expert ids as a set. A set comes back as it is, unread; of anything else each item is checked.
+
+    Lists, tuples, ranges, dicts and NumPy integer arrays of any shape are read whole, other iterables up to
+    MAX_ITEMS items.
+    """
+    if isinstance(value, (set, frozenset)):
+        return value
+    if _is_lazy(value):
+        raise Refused("lazy_array", value)
+    if type(value).__module__ == "numpy" and hasattr(value, "dtype"):
+        if value.dtype.kind not in "iu":
+            raise Refused("not_a_number", value)
+        return set(value.ravel().tolist())
+    return _checked(value)
+
+
+def _checked(value: Iterable[Any]) -> IdSet:
+    if isinstance(value, (list, tuple, range, dict)):
+        found: set[Any] = set(value)
+    else:
+        try:
+            iterator = iter(value)
+        except TypeError:
+            raise Refused("not_a_number", value) from None
+        items = list(islice(iterator, MAX_ITEMS + 1))
+        if len(items) > MAX_ITEMS:
+            raise Refused("too_many", value)
+        found = set(items)
+    if all(type(item) is int for item in found):
+        return found
+    return {_whole(_finite(item), item) for item in found}
