@@ -87,6 +87,7 @@ class LayerCells:
         "partial",
         "prefetch_hits",
         "recalled",
+        "sizes",
         "union",
         "unknown",
         "wasted",
@@ -95,6 +96,7 @@ class LayerCells:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity  # a copy of the layer's, since one attribute is all the hot path can afford
         self.union = Tally()
+        self.sizes = self.union.sizes  # likewise
         self.overflows = 0
         # layer calls by residency
         self.all_hit = self.partial = self.bypassed = self.unknown = 0
@@ -147,10 +149,11 @@ class SeqCells:
     layer once, by its index, NONE or OTHER (store).
     """
 
-    __slots__ = ("by_layer", "duration", "layers", "phase", "seq", "tokens")
+    __slots__ = ("block", "by_layer", "duration", "layers", "phase", "prefetch", "promote", "seq", "tokens")
 
     def __init__(self, phase: PhaseCells, tokens: int | None, seq: str) -> None:
         self.phase = phase
+        self.prefetch, self.promote, self.block = phase.prefetch, phase.promote, phase.block
         self.tokens = tokens  # None where passes of several lengths share these cells
         self.seq = seq
         self.duration = HistogramCell(catalog.FORWARD_BOUNDS)

@@ -14,7 +14,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .store import Store, ThreadState
+    from .cells import SeqCells
+    from .store import Store
 
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
@@ -34,13 +35,13 @@ class Recorder:
     counting hook a number of experts, `nbytes` a number of bytes; numbers are Python or NumPy scalars, finite
     and not negative. Anything else, lazy arrays included, is dropped and counted in ``moe.telemetry.dropped``.
 
-    A hook belongs to the forward pass that its thread began last with `forward`; a thread that never began one
-    (a background reader) to the latest forward of the process; before any, to decode with one token.
+    An event belongs to the forward pass that its thread began last with `forward`; in a thread that never began
+    one (a background reader), to the latest pass of the process; before any, to decode with one token.
     """
 
     # State of the live classes, here because only classes of one layout can be swapped.
-    __slots__ = ("__weakref__", "_local", "_store")
-    _local: ThreadState
+    __slots__ = ("__weakref__", "_row", "_store")
+    _row: SeqCells
     _store: Store
 
     # -- a forward pass ------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from bisect import bisect_left
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from functools import wraps
-from operator import attrgetter
 from threading import get_ident
 from time import perf_counter
 from typing import Any
@@ -31,51 +30,19 @@ from .catalog import (
 )
 from .cells import HistogramCell, LayerCells, SeqCells
 from .hooks import HOOKS, Recorder
-from .store import Store, ThreadState, logger
+from .store import Store, logger
 from .values import MAX_SECONDS, Refused
 
 LOG_INTERVAL = 60.0
 """Seconds between two log lines about lost records."""
 
 
-def _labelled_timing(name: str, bounds: tuple[float, ...]) -> Callable[[Recorder, Any, Any], None]:
-    """The hook `name(label, seconds)` over the phase's cells of the same name."""
-    cells_of = attrgetter(name)
-
-    def record(self: Recorder, label: Any, seconds: Any) -> None:
-        try:
-            row = self._local.row or self._store.latest
-            cell = cells_of(row.phase)[label]
-            if type(seconds) is not float or not 0.0 <= seconds <= MAX_SECONDS:
-                seconds = values.seconds(seconds)
-            cell.counts[bisect_left(bounds, seconds)] += 1
-            cell.sum += seconds
-        except Exception as error:
-            _lose(self, name, error)
-
-    return record
-
-
-def _timing(name: str, bounds: tuple[float, ...]) -> Callable[[Recorder, Any], None]:
-    """The hook `name(seconds)` over the phase's cell of the same name."""
-    cell_of = attrgetter(name)
-
-    def record(self: Recorder, seconds: Any) -> None:
-        try:
-            row = self._local.row or self._store.latest
-            cell = cell_of(row.phase)
-            if type(seconds) is not float or not 0.0 <= seconds <= MAX_SECONDS:
-                seconds = values.seconds(seconds)
-            cell.counts[bisect_left(bounds, seconds)] += 1
-            cell.sum += seconds
-        except Exception as error:
-            _lose(self, name, error)
-
-    return record
-
-
 class LiveRecorder(Recorder):
-    """The hooks while telemetry runs; swapped in for Recorder by `attach`."""
+    """The hooks while telemetry runs; swapped in for Recorder by `attach`.
+
+    `_row` holds the cells of the latest forward pass. As long as one thread makes them all, every thread's events
+    belong to that pass; the second thread that begins one turns the recorder into a ThreadedRecorder.
+    """
 
     __slots__ = ()
 
@@ -86,8 +53,11 @@ class LiveRecorder(Recorder):
                 row = store.forwards[phase, tokens]
             except (KeyError, TypeError):
                 row = store.forward_row(tokens, phase)
-            self._local.row = store.latest = row
-            store.active[get_ident()] = (row.phase.name, perf_counter())
+            thread = get_ident()
+            if thread != store.thread:
+                _meet_thread(self, thread)
+            self._row = row
+            store.active[thread] = (row.phase.name, perf_counter())
         except Exception as error:
             _lose(self, "forward", error)
 
@@ -95,7 +65,7 @@ class LiveRecorder(Recorder):
         try:
             store = self._store
             store.active.pop(get_ident(), None)
-            row = self._local.row or store.latest
+            row = self._row
             if type(seconds) is not float or not 0.0 <= seconds <= MAX_SECONDS:
                 seconds = values.seconds(seconds)
             cell = row.duration
@@ -108,7 +78,7 @@ class LiveRecorder(Recorder):
     def tokens(self, n: Any, phase: Any = None) -> None:
         try:
             store = self._store
-            cells = (self._local.row or store.latest).phase if phase is None else store.phase(phase)
+            cells = self._row.phase if phase is None else store.phase(phase)
             number = values.count(n)
             cells.tokens += number
         except Exception as error:
@@ -146,7 +116,7 @@ class LiveRecorder(Recorder):
         try:
             if type(experts) is not set:
                 experts = values.ids(experts)
-            row = self._local.row or self._store.latest
+            row = self._row
             number = len(experts)
             recalled = wasted = misses = late = evicted = by_prefetch = 0
             if predicted is not None:
@@ -178,7 +148,7 @@ class LiveRecorder(Recorder):
             except (KeyError, TypeError):
                 cells = self._store.layer_cells(row, layer)
             try:
-                cells.union.sizes[number] += 1
+                cells.sizes[number] += 1
             except KeyError:
                 cells.union.add(number)
             if number > cells.capacity:
@@ -204,18 +174,18 @@ class LiveRecorder(Recorder):
 
     def union(self, layer: Any, size: Any, residency: Any = None) -> None:
         try:
-            row = self._local.row or self._store.latest
+            row = self._row
             if residency is not None and residency not in RESIDENCIES:
                 raise Refused("unknown_label", residency)
-            if type(size) is not int or size < 0:
+            if type(size) is not int:
                 size = values.count(size)
             try:
                 cells = row.by_layer[layer]
             except (KeyError, TypeError):
                 cells = self._store.layer_cells(row, layer)
             try:
-                cells.union.sizes[size] += 1
-            except KeyError:
+                cells.sizes[size] += 1
+            except KeyError:  # a new size, or a negative one
                 cells.union.add(values.count(size))
             if size > cells.capacity:
                 cells.overflows += 1
@@ -244,36 +214,69 @@ class LiveRecorder(Recorder):
         except Exception as error:
             _lose(self, "recall", error)
 
-    prefetch = _labelled_timing("prefetch", HOST_BOUNDS)
-    promote = _labelled_timing("promote", HOST_BOUNDS)
-    block = _labelled_timing("block", HOST_BOUNDS)
-    window = _timing("window", HOST_BOUNDS)
-    stall = _timing("stall", READ_BOUNDS)
+    def prefetch(self, stage: Any, seconds: Any) -> None:
+        try:
+            cell = self._row.prefetch[stage]
+            if type(seconds) is not float or not 0.0 <= seconds <= MAX_SECONDS:
+                seconds = values.seconds(seconds)
+            cell.counts[bisect_left(HOST_BOUNDS, seconds)] += 1
+            cell.sum += seconds
+        except Exception as error:
+            _lose(self, "prefetch", error)
+
+    def promote(self, step: Any, seconds: Any) -> None:
+        try:
+            cell = self._row.promote[step]
+            if type(seconds) is not float or not 0.0 <= seconds <= MAX_SECONDS:
+                seconds = values.seconds(seconds)
+            cell.counts[bisect_left(HOST_BOUNDS, seconds)] += 1
+            cell.sum += seconds
+        except Exception as error:
+            _lose(self, "promote", error)
+
+    def block(self, segment: Any, seconds: Any) -> None:
+        try:
+            cell = self._row.block[segment]
+            if type(seconds) is not float or not 0.0 <= seconds <= MAX_SECONDS:
+                seconds = values.seconds(seconds)
+            cell.counts[bisect_left(HOST_BOUNDS, seconds)] += 1
+            cell.sum += seconds
+        except Exception as error:
+            _lose(self, "block", error)
+
+    def window(self, seconds: Any) -> None:
+        try:
+            _observe(self._row.phase.window, HOST_BOUNDS, seconds)
+        except Exception as error:
+            _lose(self, "window", error)
+
+    def stall(self, seconds: Any) -> None:
+        try:
+            _observe(self._row.phase.stall, READ_BOUNDS, seconds)
+        except Exception as error:
+            _lose(self, "stall", error)
 
     def read(self, source: Any, nbytes: Any, seconds: Any, phase: Any = None) -> None:
         try:
             store = self._store
-            cells = (self._local.row or store.latest).phase if phase is None else store.phase(phase)
+            cells = self._row.phase if phase is None else store.phase(phase)
             cell = cells.read_duration[source]
             number = values.count(nbytes)
-            if type(seconds) is not float or not 0.0 <= seconds <= MAX_SECONDS:
-                seconds = values.seconds(seconds)
+            _observe(cell, READ_BOUNDS, seconds)
             cells.read_bytes[source] += number
-            cell.counts[bisect_left(READ_BOUNDS, seconds)] += 1
-            cell.sum += seconds
         except Exception as error:
             _lose(self, "read", error)
 
     def block_call(self) -> None:
         try:
-            cells = (self._local.row or self._store.latest).phase
+            cells = self._row.phase
             cells.block_calls += 1
         except Exception as error:
             _lose(self, "block_call", error)
 
     def placed(self, experts: Any = 1) -> None:
         try:
-            cells = (self._local.row or self._store.latest).phase
+            cells = self._row.phase
             number = values.count(experts)
             cells.placed += number
         except Exception as error:
@@ -281,7 +284,7 @@ class LiveRecorder(Recorder):
 
     def prefetch_dropped(self, reason: Any, experts: Any = 1, nbytes: Any = 0) -> None:
         try:
-            cells = (self._local.row or self._store.latest).phase
+            cells = self._row.phase
             number = values.count(experts)
             wasted = values.count(nbytes)
             cells.dropped[reason] += number
@@ -299,7 +302,7 @@ class LiveRecorder(Recorder):
 
     def degraded(self, mode: Any, experts: Any = 1) -> None:
         try:
-            cells = (self._local.row or self._store.latest).phase
+            cells = self._row.phase
             number = values.count(experts)
             cells.degraded[mode] += number
         except Exception as error:
@@ -324,7 +327,7 @@ class LiveRecorder(Recorder):
         return _Timed(hook, args)
 
     def _layer(self, layer: Any) -> LayerCells:
-        row: SeqCells = self._local.row or self._store.latest
+        row: SeqCells = self._row
         try:
             return row.by_layer[layer]
         except (KeyError, TypeError):
@@ -347,7 +350,9 @@ class _Timed:
         self._hook(*self._args, perf_counter() - self._begin)
 
 
-def _observe(cell: HistogramCell, bounds: tuple[float, ...], seconds: float) -> None:
+def _observe(cell: HistogramCell, bounds: tuple[float, ...], seconds: Any) -> None:
+    if type(seconds) is not float or not 0.0 <= seconds <= MAX_SECONDS:
+        seconds = values.seconds(seconds)
     cell.counts[bisect_left(bounds, seconds)] += 1
     cell.sum += seconds
 
@@ -389,7 +394,36 @@ def _locked(name: str) -> Callable[..., None]:
     return record
 
 
-class LockedRecorder(LiveRecorder):
+class ThreadedRecorder(LiveRecorder):
+    """The hooks where several threads make forward passes: each thread's events belong to its own."""
+
+    __slots__ = ()
+
+    @property
+    def _row(self) -> SeqCells:
+        store = self._store
+        return store.by_thread.get(get_ident()) or store.latest
+
+    @_row.setter
+    def _row(self, row: SeqCells) -> None:
+        store = self._store
+        store.by_thread[get_ident()] = store.latest = row
+
+
+def _meet_thread(recorder: LiveRecorder, thread: int) -> None:
+    """Prepare for a pass of a thread other than the first one that made passes."""
+    store = recorder._store
+    if store.thread is None:
+        store.thread = thread
+    elif isinstance(recorder, ThreadedRecorder):
+        store.forget_dead_threads()
+    else:
+        store.latest = recorder._row
+        store.by_thread[store.thread] = recorder._row
+        recorder.__class__ = ThreadedRecorder
+
+
+class LockedRecorder(ThreadedRecorder):
     """The hooks on an interpreter without a global lock: increments are not atomic there (design D13)."""
 
     __slots__ = ()
@@ -407,8 +441,8 @@ def needs_lock() -> bool:
 
 def attach(recorder: Recorder, store: Store, locked: bool | None = None) -> None:
     """Turn the recorder on, writing to `store`; `locked` overrides the choice of the variant."""
-    recorder._local = ThreadState()
     recorder._store = store
+    recorder._row = store.latest
     live = LockedRecorder if (needs_lock() if locked is None else locked) else LiveRecorder
     recorder.__class__ = live
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -27,14 +27,9 @@ NONE = -1
 OTHER = -2
 """Index of the layer that takes what is over the budget."""
 LAYER_BUDGET = 256
+THREADS_KEPT = 64
 EXACT_SEQS = 32
 """Sequence lengths above SEQ_EXACT that a phase keeps apart in the snapshot; later ones share their label's cells."""
-
-
-class ThreadState(threading.local):
-    """The forward pass that this thread began last."""
-
-    row: SeqCells | None = None
 
 
 @dataclass
@@ -94,6 +89,9 @@ class Store:
         self.active: dict[int, tuple[str, float]] = {}
         self.forward_done_seen = False
         self.latest = self.row("decode", 1)
+        # Which thread made the first pass; rows by thread once a second one makes passes (recording).
+        self.thread: int | None = None
+        self.by_thread: dict[int, SeqCells] = {}
         for index in layers:
             self.layer(values.layer_index(index))
 
@@ -164,6 +162,14 @@ class Store:
             if given is None:
                 row.by_layer[None] = cells
         return cells
+
+    def forget_dead_threads(self) -> None:
+        """Drop what is kept for threads that have ended: a server may use a thread a request."""
+        if len(self.by_thread) > THREADS_KEPT:
+            alive = sys._current_frames()
+            for thread in [key for key in list(self.by_thread) if key not in alive]:
+                self.by_thread.pop(thread, None)
+                self.active.pop(thread, None)
 
     # -- slow-path state -------------------------------------------------------------------------------------
 
