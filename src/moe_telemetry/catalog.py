@@ -73,8 +73,8 @@ def _doubling(first: float, count: int) -> tuple[float, ...]:
 
 def _forward_bounds() -> tuple[float, ...]:
     """Fine from 16 ms to 2 s: with doubling alone 8 and 15 tok/s fall into one bucket."""
-    fine = tuple(round(0.016 * 2.0 ** (step / 4), 6) for step in range(1, 28)) + (2.0,)
-    return (*_doubling(0.001, 5), *fine, *_doubling(4.096, 6))
+    fine = (round(0.016 * 2.0 ** (step / 4), 6) for step in range(1, 28))
+    return (*_doubling(0.001, 5), *fine, 2.0, *_doubling(4.096, 6))
 
 
 HOST_BOUNDS = _doubling(1e-6, 24)

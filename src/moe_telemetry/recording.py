@@ -112,7 +112,10 @@ class LiveRecorder(Recorder):
         except Exception as error:
             _lose(self, "request", error)
 
-    def routed(self, layer: Any, experts: Any, resident: Any = None, predicted: Any = None, ready: Any = None) -> None:
+    # One body: a call costs as much as four increments, and this is the hook of every layer of every pass.
+    def routed(  # noqa: PLR0912, PLR0915
+        self, layer: Any, experts: Any, resident: Any = None, predicted: Any = None, ready: Any = None
+    ) -> None:
         try:
             if type(experts) is not set:
                 experts = values.ids(experts)
@@ -441,10 +444,15 @@ def needs_lock() -> bool:
 
 def attach(recorder: Recorder, store: Store, locked: bool | None = None) -> None:
     """Turn the recorder on, writing to `store`; `locked` overrides the choice of the variant."""
+    if type(recorder) is LiveRecorder:
+        recorder._store.latest = recorder._row  # where the telemetry that loses the recorder goes on later
+    variant: type[LiveRecorder] = ThreadedRecorder if store.by_thread else LiveRecorder
+    if needs_lock() if locked is None else locked:
+        variant = LockedRecorder
+    recorder.__class__ = Recorder  # off for a moment: no event may find one telemetry's row and another's store
     recorder._store = store
     recorder._row = store.latest
-    live = LockedRecorder if (needs_lock() if locked is None else locked) else LiveRecorder
-    recorder.__class__ = live
+    recorder.__class__ = variant
 
 
 def detach(recorder: Recorder) -> None:

@@ -1,0 +1,243 @@
+"""The HTTP server on the serving host: `/metrics`, `/-/healthy`, `/snapshot` and a page of links.
+
+Loopback unless asked otherwise (design D14). prometheus_client renders; what is here instead of its server is
+what that lacks: routes, HEAD, `gzip;q=0`, a bound on connections and on their silence, a name lookup less.
+"""
+
+from __future__ import annotations
+
+import gzip
+import html
+import json
+import logging
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import urlsplit
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from .settings import ConfigurationError
+
+logger = logging.getLogger("moe_telemetry")
+
+IDLE_SECONDS = 15.0
+"""A connection that is silent for so long is closed, so that it cannot hold a thread."""
+MAX_CONNECTIONS = 32
+GZIP_LEVEL = 1
+"""Prometheus asks for gzip each time; the default level costs several times the rendering."""
+
+Snapshot = Callable[[], dict[str, Any]]
+Reply = tuple[HTTPStatus, str, bytes]
+
+
+class Endpoint:
+    """The server; `url` ends without a slash, `port` is the one bound (0 asks for any free one)."""
+
+    def __init__(
+        self, registry: CollectorRegistry, snapshot: Snapshot, host: str, port: int, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self._server = _bind(registry, snapshot, host, port)
+        self.port: int = self._server.server_address[1]
+        bound = str(self._server.server_address[0])
+        if tls is not None:
+            self._server.tls = tls
+        shown = f"[{bound}]" if ":" in bound else bound
+        self.url = f"{'http' if tls is None else 'https'}://{shown}:{self.port}"
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.2}, name="moe-telemetry-http", daemon=True
+        )
+
+    def serve(self) -> None:
+        """Begin to answer; the port is bound and connections queue up since construction."""
+        self._thread.start()
+
+    @property
+    def scrapes(self) -> int:
+        """Scrapes of /metrics answered so far."""
+        return self._server.scrapes
+
+    def close(self) -> None:
+        """Stop serving and free the port."""
+        if self._thread.is_alive():
+            self._server.shutdown()
+            self._thread.join(timeout=5)
+        self._server.server_close()
+
+    def abandon(self) -> None:
+        """In a forked child: close the inherited socket, or the port stays taken when the parent ends."""
+        self._server.socket.close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 64
+    tls: ssl.SSLContext | None = None
+    scrapes = 0
+
+    def __init__(self, address: Any, family: socket.AddressFamily, registry: CollectorRegistry, snapshot: Snapshot):
+        self.address_family = family
+        self.registry = registry
+        self.snapshot = snapshot
+        self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        super().__init__(address, _Handler)
+
+    def server_bind(self) -> None:
+        if self.address_family == socket.AF_INET6:
+            # '::' stands for every address of both families here, whatever the system's default.
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            request.settimeout(IDLE_SECONDS)
+            if self.tls is not None:
+                # Here and not on the listening socket, where one client's handshake would hold up all others.
+                request = self.tls.wrap_socket(request, server_side=True)
+            super().process_request_thread(request, client_address)
+        except OSError:
+            self.shutdown_request(request)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        logger.debug("connection from %s ended badly", client_address, exc_info=True)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    protocol_version = "HTTP/1.1"
+    server_version = "moe_telemetry"
+    sys_version = ""
+    timeout = IDLE_SECONDS
+
+    def do_GET(self) -> None:
+        self._answer(with_body=True)
+
+    def do_HEAD(self) -> None:
+        self._answer(with_body=False)
+
+    def _refuse(self) -> None:
+        self.close_connection = True  # a body may follow that nobody reads
+        self._send((HTTPStatus.METHOD_NOT_ALLOWED, "text/plain; charset=utf-8", b"GET and HEAD only\n"), allow=True)
+
+    do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = do_TRACE = do_CONNECT = _refuse
+
+    def _answer(self, with_body: bool) -> None:
+        try:
+            reply = self._route(urlsplit(self.path).path)
+        except Exception:
+            logger.exception("%s could not be answered", self.path[:80])
+            reply = (HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain; charset=utf-8", b"see the process' log\n")
+        self._send(reply, with_body=with_body)
+
+    def _route(self, path: str) -> Reply:
+        if path == "/metrics":
+            encode, content_type = choose_encoder(self.headers.get("Accept", ""))
+            body = encode(self.server.registry)
+            self.server.scrapes += 1
+            return HTTPStatus.OK, content_type, body
+        if path == "/-/healthy":
+            return HTTPStatus.OK, "text/plain; charset=utf-8", b"moe_telemetry is healthy\n"
+        if path == "/snapshot":
+            return HTTPStatus.OK, "application/json", json.dumps(self.server.snapshot()).encode()
+        if path == "/":
+            return HTTPStatus.OK, "text/html; charset=utf-8", _page(self.server.snapshot()).encode()
+        return HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", b"not here; see /\n"
+
+    def _send(self, reply: Reply, with_body: bool = True, allow: bool = False) -> None:
+        status, content_type, body = reply
+        self.send_response(status)
+        if allow:
+            self.send_header("Allow", "GET, HEAD")
+        if len(body) > 1024 and _accepts_gzip(self.headers.get("Accept-Encoding", "")):
+            body = gzip.compress(body, GZIP_LEVEL)
+            self.send_header("Content-Encoding", "gzip")
+        self.send_header("Content-Type", content_type)
+        self.send_header("Vary", "Accept, Accept-Encoding")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if with_body:
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        logger.debug(format, *args)
+
+
+def _accepts_gzip(header: str) -> bool:
+    """Whether Accept-Encoding allows gzip: named, or by '*', and not with a weight of 0."""
+    weights: dict[str, float] = {}
+    for part in header.lower().split(","):
+        name, _, parameters = part.partition(";")
+        _, _, weight = parameters.partition("=")
+        try:
+            weights[name.strip()] = float(weight) if weight.strip() else 1.0
+        except ValueError:
+            weights[name.strip()] = 0.0
+    return weights.get("gzip", weights.get("*", 0.0)) > 0
+
+
+def _bind(registry: CollectorRegistry, snapshot: Snapshot, host: str, port: int) -> _Server:
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except (OSError, UnicodeError):
+        raise ConfigurationError(f"cannot serve metrics: the host {host!r} is no address of this machine") from None
+    try:
+        return _Server(address, family, registry, snapshot)
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise ConfigurationError(
+            f"cannot serve metrics on {host} port {port}: {why}; choose another with port= or "
+            "OTEL_EXPORTER_PROMETHEUS_PORT (0 takes any free one)"
+        ) from None
+
+
+def tls_context(cert: str, key: str | None, client_ca: str | None) -> ssl.SSLContext:
+    """A server context; with `client_ca` clients must show a certificate signed by it."""
+    try:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(cert, key)
+        if client_ca is not None:
+            context.load_verify_locations(client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigurationError(f"cannot serve metrics over TLS: {error}") from None
+    return context
+
+
+def _page(snapshot: dict[str, Any]) -> str:
+    """Links and the current totals of counters, summed over layers."""
+    run = snapshot["run"]
+    rows = []
+    for name, metric in snapshot["metrics"].items():
+        if metric["kind"] != "counter":
+            continue
+        totals: dict[str, float] = {}
+        for series in metric["series"]:
+            labels = ", ".join(f"{key}={value}" for key, value in series["labels"].items() if key != "layer")
+            totals[labels] = totals.get(labels, 0) + series["value"]
+        for labels, total in totals.items():
+            if total:
+                cells = (name, labels, f"{total:,.10g}")
+                rows.append("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>")
+    title = html.escape(f"{run['model']} on {run['runtime']}, run {run['run']}")
+    return (
+        f"<!doctype html><meta charset=utf-8><title>moe_telemetry</title><h1>moe_telemetry</h1><p>{title}</p>"
+        "<p><a href=/metrics>/metrics</a> for Prometheus, <a href=/snapshot>/snapshot</a> exact totals as JSON, "
+        f"<a href=/-/healthy>/-/healthy</a></p><table>{''.join(rows)}</table>"
+    )

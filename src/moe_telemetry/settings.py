@@ -1,0 +1,134 @@
+"""What `start()` was told and what the environment adds, validated once into one object.
+
+The environment is OpenTelemetry's where it has a variable, and MOE_TELEMETRY_* otherwise; an argument wins.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from . import values
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 9464
+LAYER_MODES = ("all", "off")
+
+
+class ConfigurationError(ValueError):
+    """Telemetry cannot start as configured; the message is one sentence for a person."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Validated settings of one telemetry. `explicit_endpoint`: host or port was an argument."""
+
+    model: str
+    runtime: str
+    run: str
+    layer_ids: tuple[int, ...]
+    host: str
+    port: int
+    explicit_endpoint: bool
+    layers: bool
+    otlp: bool
+    otlp_by_environment: bool
+    decode_seq_max: int
+    disabled: bool
+    warnings: tuple[str, ...] = ()
+
+
+def resolve(
+    *,
+    model: str | None = None,
+    runtime: str | None = None,
+    run: str | None = None,
+    num_layers: int | Iterable[int] | None = None,
+    host: str | None = None,
+    port: int | None = None,
+    layers: str | None = None,
+    otlp: bool = False,
+    decode_seq_max: int | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Settings:
+    """Merge arguments and environment; ConfigurationError names the argument or variable that is wrong."""
+    env = os.environ if environ is None else environ
+    disabled, warnings = _disabled(env.get("OTEL_SDK_DISABLED", ""))
+    return Settings(
+        model=_text("model", model, env, "MOE_TELEMETRY_MODEL", "unknown"),
+        runtime=_text("runtime", runtime, env, "MOE_TELEMETRY_RUNTIME", "unknown"),
+        run=_text("run", run, env, "MOE_TELEMETRY_RUN", ""),
+        layer_ids=_layer_ids(num_layers),
+        host=_text("host", host, env, "OTEL_EXPORTER_PROMETHEUS_HOST", DEFAULT_HOST) or DEFAULT_HOST,
+        port=_number("port", port, env, "OTEL_EXPORTER_PROMETHEUS_PORT", DEFAULT_PORT, 0, 65_535),
+        explicit_endpoint=host is not None or port is not None,
+        layers=_layers(layers, env) == "all",
+        otlp=otlp,
+        otlp_by_environment="otlp" in [name.strip() for name in env.get("OTEL_METRICS_EXPORTER", "").split(",")],
+        decode_seq_max=_number(
+            "decode_seq_max", decode_seq_max, env, "MOE_TELEMETRY_DECODE_SEQ_MAX", 8, 1, values.MAX_COUNT
+        ),
+        disabled=disabled,
+        warnings=warnings,
+    )
+
+
+def _disabled(value: str) -> tuple[bool, tuple[str, ...]]:
+    """OpenTelemetry's rule for booleans: only "true" in any case is true; anything else that is set is warned of."""
+    text = value.strip().lower()
+    if text in ("", "true", "false"):
+        return text == "true", ()
+    return False, (f"OTEL_SDK_DISABLED is {value!r}: only 'true' disables telemetry",)
+
+
+def _text(name: str, given: object, env: Mapping[str, str], variable: str, default: str) -> str:
+    if given is None:
+        return env.get(variable, "").strip() or default
+    if not isinstance(given, str):
+        raise ConfigurationError(f"{name} must be a string, not {type(given).__name__}")
+    return given
+
+
+def _number(name: str, given: object, env: Mapping[str, str], variable: str, default: int, low: int, high: int) -> int:
+    if given is not None:
+        where, number = name, given
+    else:
+        text = env.get(variable, "").strip()
+        if not text:
+            return default
+        where = variable
+        try:
+            number = int(text)
+        except ValueError:
+            number = text
+    if not isinstance(number, int) or isinstance(number, bool) or not low <= number <= high:
+        raise ConfigurationError(f"{where} must be a whole number from {low} to {high}, not {number!r}")
+    return number
+
+
+def _layers(given: str | None, env: Mapping[str, str]) -> str:
+    where = "layers" if given is not None else "MOE_TELEMETRY_LAYERS"
+    value = given if given is not None else env.get("MOE_TELEMETRY_LAYERS", "").strip() or "all"
+    if value not in LAYER_MODES:
+        raise ConfigurationError(f"{where} must be 'all' or 'off', not {value!r}")
+    return value
+
+
+def _layer_ids(num_layers: int | Iterable[int] | None) -> tuple[int, ...]:
+    """Ids of the MoE layers: 0 to n-1 of a number, or those given."""
+    if num_layers is None:
+        return ()
+    given: Iterable[object]
+    if isinstance(num_layers, int) and not isinstance(num_layers, bool):
+        if num_layers > values.MAX_LAYER:
+            raise ConfigurationError(f"num_layers must be at most {values.MAX_LAYER}, not {num_layers}")
+        given = range(num_layers)
+    elif isinstance(num_layers, Iterable) and not isinstance(num_layers, str):
+        given = num_layers
+    else:
+        raise ConfigurationError(f"num_layers must be a number or the layers' ids, not {num_layers!r}")
+    try:
+        return tuple(dict.fromkeys(values.layer_index(layer) for layer in given))
+    except values.Refused as error:
+        raise ConfigurationError(f"num_layers holds something that is not a layer's id ({error.kind})") from None

@@ -1,0 +1,73 @@
+"""Exact totals as plain, JSON-serialisable data: what `/snapshot`, `tel.snapshot()` and reports are made of."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+from . import series
+from .catalog import RUN_INFO
+from .series import Distribution, Family
+from .store import Store
+
+SCHEMA = 1
+"""Raised when a reader of an older snapshot would misread a newer one."""
+
+
+def build(store: Store, families: list[Family]) -> dict[str, Any]:
+    """A snapshot.
+
+    Keys: `schema`; `run` (model, runtime, run, version, start_time in Unix seconds); `time` (ISO 8601, UTC);
+    `metrics`: by OpenTelemetry name `kind`, `unit`, `bounds` (histograms) and `series`, each with `labels` and
+    `value`, or `count`, `sum` and `buckets` (not cumulative, the last one above the top bound); `unions`: exact,
+    by phase and tokens per sequence, `layers` -> layer -> union size -> layer calls, and `rest` where a broken
+    caller's sizes outgrew the exact table.
+    """
+    identity = store.identity
+    return {
+        "schema": SCHEMA,
+        "time": datetime.now(timezone.utc).isoformat(),
+        "run": {
+            "model": identity.model,
+            "runtime": identity.runtime,
+            "run": identity.run,
+            "version": identity.version,
+            "start_time": identity.start_time,
+        },
+        "metrics": {family.metric.name: _family(family) for family in [*families, run_info(store)]},
+        "unions": {
+            phase: {seq: _unions(found) for seq, found in by_seq.items()}
+            for phase, by_seq in series.unions(store).items()
+        },
+    }
+
+
+def run_info(store: Store) -> Family:
+    """The run info as a family; readers get it from an SDK instrument, so it is in no reading of the cells."""
+    identity = store.identity
+    return Family(RUN_INFO, {(identity.model, identity.run, identity.runtime, identity.version): 1})
+
+
+def _family(family: Family) -> dict[str, Any]:
+    metric = family.metric
+    found: dict[str, Any] = {"kind": metric.kind.value, "unit": metric.unit}
+    if metric.bounds:
+        found["bounds"] = list(metric.bounds)
+    found["series"] = [
+        {"labels": dict(zip(metric.keys, values, strict=True)), **_value(value)}
+        for values, value in family.series.items()
+    ]
+    return found
+
+
+def _value(value: series.Value) -> dict[str, Any]:
+    if isinstance(value, Distribution):
+        return {"count": value.count, "sum": value.sum, "buckets": list(value.counts)}
+    return {"value": value}
+
+
+def _unions(found: series.Unions) -> dict[str, Any]:
+    layers = {layer: {str(size): times for size, times in sizes.items()} for layer, sizes in found.layers.items()}
+    if not found.rest[0]:
+        return {"layers": layers}
+    return {"layers": layers, "rest": dict(zip(("count", "sum", "max"), found.rest, strict=True))}
