@@ -1,0 +1,48 @@
+# Everything a newcomer needs: `make demo` and `make test`. PYTHON chooses the interpreter the .venv is made with.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+.PHONY: demo test check generate bench clean
+
+demo: $(VENV)/.demo
+	@$(BIN)/moe-telemetry demo $(ARGS)
+
+test: $(VENV)/.dev tools
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python docs/generate.py --check
+
+generate: $(VENV)/.dev
+	$(BIN)/python docs/generate.py
+
+bench: $(VENV)/.dev
+	$(BIN)/python benchmarks/hooks.py
+	$(BIN)/python benchmarks/scrape.py
+	$(BIN)/python benchmarks/demo.py
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "Python 3.10 or newer is needed: make PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[demo]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@ $(VENV)/.demo
+
+# Prometheus, promtool and Alertmanager, which the tests run for real.
+.PHONY: tools
+tools:
+	@sh tests/install_tools.sh

@@ -1,0 +1,7 @@
+"""`python -m moe_telemetry`."""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())
