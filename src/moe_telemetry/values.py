@@ -48,6 +48,8 @@ def amount(value: Any) -> int | float:
 
 def count(value: Any) -> int:
     """A count as an int, from 0 to MAX_COUNT; whole floats such as np.float16(1) are taken."""
+    if type(value) is int and 0 <= value <= MAX_COUNT:
+        return value
     return _whole(_number(value, MAX_COUNT), value)
 
 

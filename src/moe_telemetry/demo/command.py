@@ -16,6 +16,7 @@ from .settings import FAULTS, DemoError, DemoSettings
 
 if TYPE_CHECKING:
     from moe_telemetry.telemetry import Telemetry
+
     from .engine import Engine
     from .generation import RunResult
 
