@@ -18,8 +18,6 @@ from .config import FORMAT_VERSION, ModelConfig
 from .settings import DemoError
 
 MANIFEST = "manifest.json"
-RESIDUAL_SCALE = 0.25
-"""Of an expert's output against the residual stream's rms of about 1: see `model.py`."""
 
 _STALE_BUILD_SECONDS = 3600.0
 _CHECK_BLOCK = 1 << 22
@@ -36,7 +34,7 @@ def layer_weights(config: ModelConfig, seed: int, layer: int) -> np.ndarray[tupl
     size = config.w_in_size
     flat = random.standard_normal((config.experts, size + config.w_out_size), dtype=np.float32)
     flat[:, :size] *= config.width**-0.5
-    flat[:, size:] *= RESIDUAL_SCALE * config.hidden**-0.5
+    flat[:, size:] *= config.residual_scale * config.hidden**-0.5
     return flat
 
 
@@ -94,7 +92,7 @@ def is_valid(folder: Path, config: ModelConfig) -> bool:
             if path.stat().st_size != said["bytes"] or said["bytes"] != config.blob_bytes:
                 return False
         return all(_crc_of_file(folder / name) == said["crc32"] for name, said in body.items())
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 
 
@@ -107,7 +105,7 @@ def build(folder: Path, config: ModelConfig, seed: int, on_build: Callable[[str]
         body: dict[str, dict[str, int]] = {}
         for layer in range(config.layers):
             on_build(f"writing the experts of layer {layer + 1} of {config.layers} to {folder}")
-            data = memoryview(layer_weights(config, seed, layer)).cast("B")
+            data = layer_weights(config, seed, layer).data.cast("B")
             (temporary / blob_name(layer)).write_bytes(data)
             body[blob_name(layer)] = {"bytes": data.nbytes, "crc32": zlib.crc32(data)}
         manifest = {"format": FORMAT_VERSION, "blobs": body, "checksum": _manifest_checksum(body)}

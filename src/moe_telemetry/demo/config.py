@@ -16,7 +16,9 @@ class ModelConfig:
     """A decoder-only transformer over bytes with a routed MLP in every layer.
 
     An expert is a gated MLP: ``w_in`` (width, 2 * hidden), gate and value side by side, and ``w_out``
-    (hidden, width), float32, stored one behind the other.
+    (hidden, width), float32, stored one behind the other. `residual_scale` is the size of what attention and
+    experts add, against a residual stream whose rms is about 1: below 1, as in a trained model, a layer's input
+    resembles the next one's, which is what a predictor lives on, and depth does not blow the stream up.
     """
 
     layers: int = 12
@@ -28,6 +30,7 @@ class ModelConfig:
     vocab: int = 256
     prefill_chunk: int = 4
     verify_tokens: int = 3
+    residual_scale: float = 0.5
 
     @property
     def w_in_size(self) -> int:

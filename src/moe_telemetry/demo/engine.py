@@ -51,6 +51,7 @@ class Engine:
         self._on_build = on_build or (lambda line: None)
         self._resources = ExitStack()
         self._disk = SimulatedDisk(settings.read_mbps)
+        self._fault: Fault | None = None
         self._generation: Generation | None = None
 
     @property
@@ -62,6 +63,11 @@ class Engine:
             f"{config.total_bytes / 1e6:.0f} MB on disk, {self.slots} slots a layer, "
             f"reads at {self.settings.read_mbps:g} MB/s"
         )
+
+    @property
+    def fault_active(self) -> bool:
+        """Whether the chosen fault is on at this moment."""
+        return self._fault is not None and self._fault.active
 
     def prepare(self) -> None:
         """Build or check the cache, load what is resident, and declare the pools to the recorder."""
@@ -77,12 +83,13 @@ class Engine:
             reader = PrefetchReader(blobs, self._disk, config.expert_bytes, QUEUE_DEPTH, STAGING_BUFFERS)
             self._resources.callback(reader.close)
             prefetcher = Prefetcher(config, model, pools, reader)
+        self._fault = Fault(settings, config, self._disk, pools, prefetcher)
         self._generation = Generation(
             config,
             model,
             StreamedExperts(config, model, pools, blobs, self._disk, reader, prefetcher),
             prefetcher,
-            Fault(settings, config, self._disk, pools, prefetcher),
+            self._fault,
             LoopedText(text),
             BigramDraft(text),
         )

@@ -146,7 +146,7 @@ class Generation:
         self._fault.tick()
         rec.forward(len(tokens), phase)
         began = time.perf_counter()
-        h = self._model.embedding(mx.array(tokens, dtype=mx.uint32))
+        h = self._model.embedding(mx.array(list(tokens), dtype=mx.uint32))
         mx.eval(h)
         for layer, block in enumerate(self._model.layers):
             if self._prefetcher is not None:

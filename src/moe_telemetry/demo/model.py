@@ -6,18 +6,23 @@ Shapes: T tokens of one sequence, width D, heads H, head dimension d, E experts,
 from __future__ import annotations
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.embedding import Embedding
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.normalization import RMSNorm
+from mlx.nn.layers.positional_encoding import RoPE
 from mlx.utils import tree_flatten
 
 from .config import FORMAT_VERSION, ModelConfig
 
-ATTENTION_SCALE = 0.25
-"""Of attention's output against the residual stream's rms of about 1."""
-GATE_BIAS = 0.6
-"""Spread of the experts' popularity, in logits."""
+GATE_BIAS = 1.1
+"""Spread of the experts' mean logits, which makes some experts hot.
+
+The decode hit rate at 16 slots follows it: 0.77 at 0.6, 0.90 at 1.1, 0.95 at 1.5.
+"""
 GATE_GAIN = 1.5
-"""Spread of a gate's logits over tokens."""
+"""Spread of one expert's logit over tokens."""
 
 
 class KVCache:
@@ -43,16 +48,16 @@ class KVCache:
             self.keys, self.values = self.keys[:, :, : self.length], self.values[:, :, : self.length]
 
 
-class Attention(nn.Module):
+class Attention(Module):
     """Causal multi-head attention with rotary positions."""
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.heads = config.heads
         self.scale = float((config.width // config.heads) ** -0.5)
-        self.qkv = nn.Linear(config.width, 3 * config.width, bias=False)
-        self.out = nn.Linear(config.width, config.width, bias=False)
-        self.rope = nn.RoPE(config.width // config.heads)
+        self.qkv = Linear(config.width, 3 * config.width, bias=False)
+        self.out = Linear(config.width, config.width, bias=False)
+        self.rope = RoPE(config.width // config.heads)
 
     def __call__(self, x: mx.array, cache: KVCache) -> mx.array:
         """(T, D) to (T, D); `cache` grows by T."""
@@ -71,16 +76,16 @@ class Attention(nn.Module):
         return out
 
 
-class Layer(nn.Module):
+class Layer(Module):
     """Attention, and the norm and gate of the routed MLP whose experts live on disk."""
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.top_k = config.top_k
-        self.attention_norm = nn.RMSNorm(config.width)
+        self.attention_norm = RMSNorm(config.width)
         self.attention = Attention(config)
-        self.moe_norm = nn.RMSNorm(config.width)
-        self.gate = nn.Linear(config.width, config.experts)
+        self.moe_norm = RMSNorm(config.width)
+        self.gate = Linear(config.width, config.experts)
 
     def attend(self, h: mx.array, cache: KVCache) -> mx.array:
         """The residual stream after attention, (T, D)."""
@@ -93,38 +98,35 @@ class Layer(nn.Module):
         return ids, mx.take_along_axis(logits, ids, axis=-1)
 
 
-class ResidentModel(nn.Module):
+class ResidentModel(Module):
     """All that stays in memory, about 4 MB at the default configuration."""
 
     def __init__(self, config: ModelConfig, seed: int) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(config.vocab, config.width)
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.embedding = Embedding(config.vocab, config.width)
         self.layers = [Layer(config) for _ in range(config.layers)]
-        self.norm = nn.RMSNorm(config.width)
-        self.head = nn.Linear(config.width, config.vocab, bias=False)
+        self.norm = RMSNorm(config.width)
+        self.head = Linear(config.width, config.vocab, bias=False)
         self._draw_weights(config, seed)
 
     def _draw_weights(self, config: ModelConfig, seed: int) -> None:
-        """Draw every weight but the norms' ones, in order of name.
-
-        The residual branches are small against the stream, as in a trained model: a layer's input resembles the
-        next one's, which is what a predictor lives on, and depth does not blow the stream up.
-        """
+        """Draw every weight but the norms' ones, in order of name."""
         random = np.random.default_rng([seed, FORMAT_VERSION])
         scales = {
             "embedding.weight": 1.0,
-            "attention.out.weight": ATTENTION_SCALE * config.width**-0.5,
+            "attention.out.weight": config.residual_scale * config.width**-0.5,
             "gate.weight": GATE_GAIN * config.width**-0.5,
             "gate.bias": GATE_BIAS,
         }
         drawn: list[tuple[str, mx.array]] = []
-        for name, old in sorted(tree_flatten(self.parameters())):
+        parameters = self.parameters()  # type: ignore[no-untyped-call]
+        for name, old in sorted(dict(tree_flatten(parameters)).items()):
             if "norm" in name:
                 continue
             scale = next((s for suffix, s in scales.items() if name.endswith(suffix)), config.width**-0.5)
             drawn.append((name, mx.array(random.standard_normal(old.shape, dtype=np.float32) * np.float32(scale))))
         self.load_weights(drawn, strict=False)
-        mx.eval(self.parameters())
+        mx.eval([weights for _, weights in drawn])
 
     def logits(self, h: mx.array) -> mx.array:
         """Next-byte logits (T, vocab) of the stream (T, D)."""

@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 
 from moe_telemetry import recorder as rec
@@ -117,7 +116,7 @@ class StreamedExperts:
             place = pool.insert(expert, wave)
             if not self._take_late(pool.layer, expert, place):
                 fd, offset = self._blobs.locate(pool.layer, expert)
-                rec.read("demand", self._expert_bytes, self._disk.read(fd, place, offset))
+                rec.read("demand", self._expert_bytes, self._disk.read_demand(fd, place, offset))
         rec.stall(time.perf_counter() - began)
 
     def _take_late(self, layer: int, expert: int, place: Sequence[memoryview]) -> bool:
@@ -135,4 +134,4 @@ def _apply_experts(pool: LayerPool, x: mx.array, slots: mx.array) -> mx.array:
     """Gated MLPs of the slots (T, k) on the tokens (T, D): (T, k, D)."""
     both = mx.gather_mm(x[:, None, None, :], pool.w_in, rhs_indices=slots)
     gate, value = mx.split(both, 2, axis=-1)
-    return mx.gather_mm(nn.silu(gate) * value, pool.w_out, rhs_indices=slots).squeeze(-2)
+    return mx.gather_mm(gate * mx.sigmoid(gate) * value, pool.w_out, rhs_indices=slots).squeeze(-2)

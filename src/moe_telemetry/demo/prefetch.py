@@ -16,10 +16,13 @@ from .model import ResidentModel
 from .pool import LayerPool
 from .reader import PrefetchReader, Ticket
 
-LOOKAHEAD = 2
-"""Layers between the input that is looked at and the gate that is applied to it."""
-BUDGET = 6
-"""Reads submitted for one layer in one pass, at most."""
+LOOKAHEAD = 1
+"""Layers between the input that is looked at and the gate that is applied to it.
+
+With 2 a read has twice the time, but recall falls from 0.79 to 0.75 and decode from 59 to 56 tokens a second.
+"""
+BUDGET = 4
+"""Reads submitted for one layer in one pass, at most: those with the highest logits."""
 
 
 class Prefetcher:
@@ -34,7 +37,6 @@ class Prefetcher:
         self._pools = pools
         self._reader = reader
         self._expert_bytes = config.expert_bytes
-        self._budget = BUDGET
         self._predicted: list[set[int]] = [set() for _ in pools]
         self._tickets: list[dict[int, Ticket]] = [{} for _ in pools]
         self._submitted_at = [0.0] * len(pools)
@@ -62,18 +64,19 @@ class Prefetcher:
         rec.prefetch("predict", time.perf_counter() - began)
 
         began = time.perf_counter()
-        resident = self._pools[layer].slot_of
-        wanted = sorted((expert for expert in best if expert not in resident), key=lambda e: (-best[e], e))
-        if len(wanted) > self._budget:
-            rec.prefetch_dropped("budget", len(wanted) - self._budget)
-        refused = 0
-        for expert in wanted[: self._budget]:
+        pool, tickets = self._pools[layer], self._tickets[layer]
+        missing = [expert for expert in best if expert not in pool.slot_of]
+        wanted = [expert for expert in missing if pool.admits(expert, best)]
+        wanted.sort(key=lambda expert: (-best[expert], expert))
+        for expert in wanted[:BUDGET]:
             ticket = self._reader.submit(layer, expert, phase)
-            if ticket is None:
-                refused += 1
-            else:
-                self._tickets[layer][expert] = ticket
-        if refused:
+            if ticket is not None:
+                tickets[expert] = ticket
+        if len(missing) > len(wanted):
+            rec.prefetch_dropped("no_slot", len(missing) - len(wanted))
+        if len(wanted) > BUDGET:
+            rec.prefetch_dropped("budget", len(wanted) - BUDGET)
+        if refused := min(len(wanted), BUDGET) - len(tickets):
             rec.prefetch_dropped("queue_full", refused)
         self._submitted_at[layer] = began
         rec.prefetch("submit", time.perf_counter() - began)

@@ -137,7 +137,7 @@ class PrefetchReader:
             ticket, buffer = job
             fd, offset = self._blobs.locate(ticket.layer, ticket.expert)
             try:
-                seconds = self._disk.read(fd, [buffer], offset)
+                seconds = self._disk.read_prefetch(fd, [buffer], offset)
             except OSError as error:
                 with self._changed:
                     self._error = error

@@ -75,6 +75,8 @@ class DemoSettings:
             raise DemoError(f"read_mbps must be a number above 0, not {self.read_mbps}")
         if self.fault is not None and self.fault not in FAULTS:
             raise DemoError(f"unknown fault {self.fault!r}: choose from {', '.join(FAULTS)}")
+        if self.fault == "bad-predictor" and not self.prefetch:
+            raise DemoError("the fault bad-predictor needs prefetch: there is no predictor without it")
         for name, value in (("fault_after", self.fault_after), ("fault_for", self.fault_for)):
             if not (math.isfinite(value) and value >= 0):
                 raise DemoError(f"{name} must be 0 seconds or more, not {value}")
