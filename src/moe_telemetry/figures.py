@@ -43,7 +43,7 @@ class Totals:
         return +sizes
 
     def _sum(self, metric: Metric, field: str, labels: dict[str, str]) -> float:
-        found = sum(series[field] for series in _series(self._now, metric, labels))
+        found: float = sum(series[field] for series in _series(self._now, metric, labels))
         if self._before is not None:
             found -= sum(series[field] for series in _series(self._before, metric, labels))
         return found
