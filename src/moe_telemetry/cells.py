@@ -53,7 +53,8 @@ class Tally:
             self.sizes.setdefault(value, 0)  # apart from the increment: two threads may meet a new value at once
             self.sizes[value] += 1
         else:
-            self.rest_max = max(value, self.rest_max)
+            if value > self.rest_max:  # noqa: PLR1730  # max() is a call, hence a switch point before the store
+                self.rest_max = value
             self.rest_sum += value
             self.rest_count += 1
 

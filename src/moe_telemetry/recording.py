@@ -53,6 +53,8 @@ class LiveRecorder(Recorder):
                 row = store.forwards[phase, tokens]
             except (KeyError, TypeError):
                 row = store.forward_row(tokens, phase)
+            if tokens is True:  # equal to 1, and so found
+                raise Refused("not_a_number", tokens)
             thread = get_ident()
             if thread != store.thread:
                 _meet_thread(self, thread)
@@ -178,13 +180,14 @@ class LiveRecorder(Recorder):
     def union(self, layer: Any, size: Any, residency: Any = None) -> None:
         try:
             row = self._row
-            if residency is not None and residency not in RESIDENCIES:
+            if residency is not None and (not isinstance(residency, str) or residency not in RESIDENCIES):
                 raise Refused("unknown_label", residency)
             if type(size) is not int:
                 size = values.count(size)
             try:
                 cells = row.by_layer[layer]
             except (KeyError, TypeError):
+                values.count(size)  # before a refused record makes a layer known
                 cells = self._store.layer_cells(row, layer)
             try:
                 cells.sizes[size] += 1
@@ -327,7 +330,7 @@ class LiveRecorder(Recorder):
             _lose(self, "cumulative", error)
 
     def timed(self, hook: Callable[..., None], *args: Any) -> AbstractContextManager[None]:
-        return _Timed(hook, args)
+        return _Timed(self, hook, args)
 
     def _layer(self, layer: Any) -> LayerCells:
         row: SeqCells = self._row
@@ -340,9 +343,10 @@ class LiveRecorder(Recorder):
 class _Timed:
     """Times a with-block; the duration is recorded when the block raises, too."""
 
-    __slots__ = ("_args", "_begin", "_hook")
+    __slots__ = ("_args", "_begin", "_hook", "_recorder")
 
-    def __init__(self, hook: Callable[..., None], args: tuple[Any, ...]) -> None:
+    def __init__(self, recorder: Recorder, hook: Callable[..., None], args: tuple[Any, ...]) -> None:
+        self._recorder = recorder
         self._hook = hook
         self._args = args
 
@@ -350,7 +354,11 @@ class _Timed:
         self._begin = perf_counter()
 
     def __exit__(self, *_: object) -> None:
-        self._hook(*self._args, perf_counter() - self._begin)
+        elapsed = perf_counter() - self._begin
+        try:
+            self._hook(*self._args, elapsed)
+        except Exception as error:  # not a hook, or one argument too few: off, it would have gone unnoticed
+            _lose(self._recorder, getattr(self._hook, "__name__", "timed"), error)
 
 
 def _observe(cell: HistogramCell, bounds: tuple[float, ...], seconds: Any) -> None:
@@ -365,18 +373,30 @@ def _lose(recorder: Recorder, hook: str, error: Exception) -> None:
     with suppress(Exception):  # a message that cannot be formatted or logged must not reach the caller either
         store = recorder._store
         if isinstance(error, Refused):
-            reason, detail = error.reason, error.kind
-        elif isinstance(error, KeyError):
-            reason, detail = "unknown_label", repr(error.args[0])[:80]
+            reason = error.reason
+        elif isinstance(error, (KeyError, TypeError)) and hook in _LABELLED:
+            reason = "unknown_label"  # not in the table, or unhashable
         else:
-            reason, detail = "error", f"{type(error).__name__}: {error}"[:200]
-            store.hook_errors[hook] += 1
+            reason = "error"
+            if hook in store.hook_errors:
+                store.hook_errors[hook] += 1
         store.lost[reason] += 1
         now = time.monotonic()
         if now - store.logged_at >= LOG_INTERVAL:
             store.logged_at = now
             lost = sum(store.lost.values())
+            detail = error.kind if isinstance(error, Refused) else _described(error)
             logger.warning("%s() dropped a record: %s (%s); %d dropped so far", hook, reason, detail, lost)
+
+
+_LABELLED = frozenset(("prefetch", "promote", "block", "read", "prefetch_dropped", "degraded"))
+"""Hooks that find their cell by a label; they read no iterable, whose own KeyError would be another matter."""
+
+
+def _described(error: Exception) -> str:
+    """The error for a log line. Only text is formatted: the repr of a lazy array evaluates it."""
+    told = ", ".join(part if isinstance(part, str) else type(part).__name__ for part in error.args)
+    return f"{type(error).__name__}: {told}"[:200]
 
 
 # -- switching ------------------------------------------------------------------------------------------------
@@ -416,13 +436,15 @@ class ThreadedRecorder(LiveRecorder):
 def _meet_thread(recorder: LiveRecorder, thread: int) -> None:
     """Prepare for a pass of a thread other than the first one that made passes."""
     store = recorder._store
-    if store.thread is None:
+    if thread in store.by_thread:
+        return
+    store.watch(thread)
+    first = store.thread
+    if first is None:
         store.thread = thread
-    elif isinstance(recorder, ThreadedRecorder):
-        store.forget_dead_threads()
-    else:
+    elif not isinstance(recorder, ThreadedRecorder):
         store.latest = recorder._row
-        store.by_thread[store.thread] = recorder._row
+        store.by_thread[first] = recorder._row
         recorder.__class__ = ThreadedRecorder
 
 

@@ -92,7 +92,7 @@ def read(store: Store, layers: bool = True) -> list[Family]:
 
 
 def unions(store: Store) -> dict[str, dict[str, Unions]]:
-    """Exact unions by phase and sequence length (the label's value where lengths share their cells)."""
+    """Exact unions by phase and sequence length, "<=" and the label's value where lengths share their cells."""
     found: dict[str, dict[str, Unions]] = {phase: {} for phase in c.PHASES}
     for row in list(store.rows.values()):
         exact: dict[str, dict[int, int]] = {}
@@ -103,7 +103,8 @@ def unions(store: Store) -> dict[str, dict[str, Unions]]:
                 exact[Layer(index).label] = sizes
             rest = (rest[0] + tally.rest_count, rest[1] + tally.rest_sum, max(rest[2], tally.rest_max))
         if exact:
-            found[row.phase.name][row.seq if row.tokens is None else str(row.tokens)] = Unions(exact, rest)
+            shared = row.seq if row.seq.endswith("+") else f"<={row.seq}"
+            found[row.phase.name][shared if row.tokens is None else str(row.tokens)] = Unions(exact, rest)
     return found
 
 
@@ -201,8 +202,8 @@ def _forward_durations(rows: list[SeqCells]) -> Iterator[tuple[LabelValues, Valu
 def _forward_active(store: Store) -> Iterator[tuple[LabelValues, Value]]:
     if not store.forward_done_seen:
         return
-    now = time.perf_counter()
     active = list(store.active.copy().values())
+    now = time.perf_counter()  # behind the copy: an age is never negative
     for phase in c.PHASES:
         yield (phase,), max((now - begin for name, begin in active if name == phase), default=0.0)
 

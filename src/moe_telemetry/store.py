@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
+import threading
 import time
+import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -27,7 +28,6 @@ NONE = -1
 OTHER = -2
 """Index of the layer that takes what is over the budget."""
 LAYER_BUDGET = 256
-THREADS_KEPT = 64
 EXACT_SEQS = 32
 """Sequence lengths above SEQ_EXACT that a phase keeps apart in the snapshot; later ones share their label's cells."""
 
@@ -92,6 +92,7 @@ class Store:
         # Which thread made the first pass; rows by thread once a second one makes passes (recording).
         self.thread: int | None = None
         self.by_thread: dict[int, SeqCells] = {}
+        self._watches = threading.local()
         for index in layers:
             self.layer(values.layer_index(index))
 
@@ -138,7 +139,8 @@ class Store:
         known = self.layers.get(index)
         if known is not None:
             return known
-        if index >= 0 and sum(key >= 0 for key in list(self.layers)) >= LAYER_BUDGET:
+        named = len(self.layers) - (NONE in self.layers) - (OTHER in self.layers)
+        if index >= 0 and named >= LAYER_BUDGET:
             if OTHER not in self.layers:
                 logger.warning(
                     'more than %d layers: further ones are exported as layer="%s" and counted in %s',
@@ -163,13 +165,17 @@ class Store:
                 row.by_layer[None] = cells
         return cells
 
-    def forget_dead_threads(self) -> None:
-        """Drop what is kept for threads that have ended: a server may use a thread a request."""
-        if len(self.by_thread) > THREADS_KEPT:
-            alive = sys._current_frames()
-            for thread in [key for key in list(self.by_thread) if key not in alive]:
-                self.by_thread.pop(thread, None)
-                self.active.pop(thread, None)
+    def watch(self, thread: int) -> None:
+        """Forget the calling thread when it ends: a later one may get its identifier, and is not its heir."""
+        if not hasattr(self._watches, "own"):
+            self._watches.own = _Watch(self, thread)
+
+    def forget(self, thread: int) -> None:
+        """Drop what is kept for a thread, its unfinished pass included."""
+        self.by_thread.pop(thread, None)
+        self.active.pop(thread, None)
+        if self.thread == thread:
+            self.thread = None
 
     # -- slow-path state -------------------------------------------------------------------------------------
 
@@ -191,33 +197,58 @@ class Store:
 
     def feed(self, name: str, value: int | float, labels: Mapping[str, object]) -> None:
         """Take an absolute value of a counter kept elsewhere; a fall is a reset of its source (design D10)."""
-        metric = catalog.BY_NAME.get(name)
+        metric = catalog.BY_NAME.get(name) if isinstance(name, str) else None
         if metric is None or metric.kind is not catalog.Kind.COUNTER or metric.name in _NOT_FED:
             raise Refused("unknown_metric", name)
         key = (metric.name, self._label_values(metric, labels))
-        last = self._fed_last.get(key, 0)
-        self._fed_last[key] = value
-        rise = value - last if value >= last else value
-        self.fed.setdefault(key, 0)
-        self.fed[key] += rise
+        # The zero shows that the runtime has these, as a hook's first event would.
+        self.has_lookups = self.has_lookups or metric is catalog.LOOKUPS
+        self.has_predictor = self.has_predictor or metric in _PREDICTOR
+        fed, seen = self.fed, self._fed_last
+        fed.setdefault(key, 0)
+        seen.setdefault(key, 0)
+        # An exchange without a call, hence without a switch point: two feeders must not add the same rise.
+        last = seen[key]
+        seen[key] = value
+        fed[key] += value - last if value >= last else value
 
     def _label_values(self, metric: Metric, labels: Mapping[str, object]) -> tuple[str, ...]:
-        if set(labels) != set(metric.keys):
+        """Values in the catalog's order; the layer last, since looking it up makes a new one known."""
+        if labels.keys() != set(metric.keys):
             raise Refused("unknown_label", labels)
-        found = []
+        found: dict[str, str] = {}
         for label in metric.labels:
             given = labels[label.key]
-            if label.key == "layer":
-                value = self.layer(values.layer_index(given)).label
-            else:
-                value = given.value if isinstance(given, Enum) else given  # type: ignore[assignment]
-                if value not in label.values:
+            value = given.value if isinstance(given, Enum) else given
+            if label.key != "layer":
+                if not isinstance(value, str) or value not in label.values:
                     raise Refused("unknown_label", given)
-            found.append(value)
-        return tuple(found)
+                found[label.key] = value
+        if "layer" in labels:
+            layer = self.layer(values.layer_index(labels["layer"]))
+            if layer.index == OTHER:  # sources that share a series would be taken for one that resets
+                raise Refused("out_of_range", labels["layer"])
+            found["layer"] = layer.label
+        return tuple(found[key] for key in metric.keys)
+
+
+class _Watch:
+    """Lives in a thread's local storage, which the interpreter clears when the thread ends."""
+
+    __slots__ = ("_store", "_thread")
+
+    def __init__(self, store: Store, thread: int) -> None:
+        self._store = weakref.ref(store)
+        self._thread = thread
+
+    def __del__(self) -> None:
+        store = self._store()
+        if store is not None:
+            store.forget(self._thread)
 
 
 _NOT_FED = frozenset(
     metric.name for metric in (catalog.LOST, catalog.LAYER_FOLDED, catalog.HOOK_ERRORS, catalog.PROCESS_CPU)
 )
 """Counters that telemetry keeps about itself and the process."""
+_PREDICTOR = (catalog.PREDICTOR_EXPERTS, catalog.PREDICTOR_CANDIDATES)

@@ -60,6 +60,7 @@ def capture(
     settings = resolve(num_layers=num_layers, decode_seq_max=decode_seq_max, environ=_NO_ENVIRONMENT)
     store = Store(Identity("test", "test", "test", __version__), settings.decode_seq_max, settings.layer_ids)
     before = recorder._store if type(recorder) is not Recorder else None
+    was_locked = isinstance(recorder, recording.LockedRecorder)
     recording.attach(recorder, store, locked)
     try:
         yield Capture(store)
@@ -67,7 +68,7 @@ def capture(
         if before is None:
             recording.detach(recorder)
         else:
-            recording.attach(recorder, before)
+            recording.attach(recorder, before, was_locked)
 
 
 _NO_ENVIRONMENT: Mapping[str, str] = {}

@@ -7,7 +7,7 @@ scrape fail. Everything here runs on the calling thread and off the fast path.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import islice
 from numbers import Integral, Real
 from typing import Any
@@ -32,7 +32,7 @@ class Refused(Exception):
 
 
 def _is_lazy(value: object) -> bool:
-    return type(value).__module__.partition(".")[0] == "mlx"
+    return any(kind.__module__.partition(".")[0] == "mlx" for kind in type(value).__mro__)
 
 
 def seconds(value: Any) -> float:
@@ -69,7 +69,10 @@ def _finite(value: Any) -> int | float:
         raise Refused("lazy_array" if _is_lazy(value) else "not_a_number", value)
     if isinstance(value, Integral):
         return int(value)
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # a Fraction
+        raise Refused("out_of_range", value) from None
     if not math.isfinite(number):
         raise Refused("not_finite", value)
     return number
@@ -98,13 +101,14 @@ def layer_index(value: Any) -> int:
 def ids(value: Any) -> IdSet:
     """Expert ids as a set. A set comes back as it is, unread; of anything else each item is checked.
 
-    Lists, tuples, ranges, dicts and NumPy integer arrays of any shape are read whole, other iterables up to
-    MAX_ITEMS items.
+    Lists, tuples and NumPy integer arrays of any shape are read whole, other iterables up to MAX_ITEMS items.
     """
     if isinstance(value, (set, frozenset)):
         return value
     if _is_lazy(value):
         raise Refused("lazy_array", value)
+    if isinstance(value, (str, bytes, bytearray, memoryview)):  # iterable, but a mistake in the caller's code
+        raise Refused("not_a_number", value)
     if type(value).__module__ == "numpy" and hasattr(value, "dtype"):
         if value.dtype.kind not in "iu":
             raise Refused("not_a_number", value)
@@ -113,8 +117,8 @@ def ids(value: Any) -> IdSet:
 
 
 def _checked(value: Iterable[Any]) -> IdSet:
-    if isinstance(value, (list, tuple, range, dict)):
-        found: set[Any] = set(value)
+    if isinstance(value, (list, tuple)):
+        items: Collection[Any] = value
     else:
         try:
             iterator = iter(value)
@@ -123,7 +127,10 @@ def _checked(value: Iterable[Any]) -> IdSet:
         items = list(islice(iterator, MAX_ITEMS + 1))
         if len(items) > MAX_ITEMS:
             raise Refused("too_many", value)
+    try:
         found = set(items)
+    except TypeError:  # unhashable: a list of lists, say
+        raise Refused("not_a_number", value) from None
     if all(type(item) is int for item in found):
         return found
     return {_whole(_finite(item), item) for item in found}
