@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
         engine = stack.enter_context(Engine(settings, on_build=say))
         say(f"Model: {engine.description}")
         engine.prepare()
-        if telemetry is None:
+        if telemetry is None or telemetry.url is None:
             say("Telemetry: off")
         else:
             say(f"Metrics: {telemetry.url}/metrics  (also {telemetry.url}/snapshot, {telemetry.url}/)")
