@@ -23,6 +23,7 @@ from . import catalog as c
 from . import host, series
 from .catalog import Kind
 from .series import Distribution, Family, LabelValues, Value
+from .snapshot import run_info
 from .store import Store
 
 CUMULATIVE = AggregationTemporality.CUMULATIVE
@@ -61,7 +62,7 @@ class Source:
         return os.getpid() == self._pid
 
     def families(self) -> list[Family]:
-        """Every series now, the host's and the collection's own included; all but the run info."""
+        """Every series now, the host's and the collection's own included, the run info not."""
         begin = time.perf_counter()
         extra = chain(host.mlx(), host.process(self._pid) if self._process else ())
         families = [*series.read(self.store, self._layers), *extra]
@@ -100,7 +101,8 @@ class Stream:
         """One collection. Locked: two collections of one reader at once would split a delta between them."""
         with self._lock:
             now = time.time_ns()
-            found = [self._metric(family, now) for family in self.source.families()]
+            families = [run_info(self.source.store), *self.source.families()]
+            found = [self._metric(family, now) for family in families]
             self._since = now
             return [metric for metric in found if metric.data.data_points]
 
@@ -121,15 +123,17 @@ class Stream:
         for values, value in family.series.items():
             key = (family.metric.name, values)
             last = self._given.get(key)
-            self._given[key] = value
             if isinstance(value, Distribution):
                 before = last if isinstance(last, Distribution) else Distribution((0,) * len(value.counts), 0)
                 counts = tuple(now - then for now, then in zip(value.counts, before.counts, strict=True))
                 if any(counts):
+                    # Only now: a hook may stand between its count and its sum, which belongs to the next delta.
+                    self._given[key] = value
                     yield values, Distribution(counts, value.sum - before.sum)
             else:
                 rise = value - (last if isinstance(last, (int, float)) else 0)
                 if rise:
+                    self._given[key] = value
                     yield values, rise
 
     def _numbers(

@@ -10,12 +10,17 @@ import gzip
 import html
 import json
 import logging
+import math
+import os
 import socket
 import ssl
 import threading
+import time
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -29,6 +34,9 @@ logger = logging.getLogger("moe_telemetry")
 IDLE_SECONDS = 15.0
 """A connection that is silent for so long is closed, so that it cannot hold a thread."""
 MAX_CONNECTIONS = 32
+"""One more, and the connection that has been silent longest makes room."""
+FINISH_SECONDS = 5.0
+"""How long `close` lets answers in progress finish."""
 GZIP_LEVEL = 1
 """Prometheus asks for gzip each time; the default level costs several times the rendering."""
 
@@ -45,47 +53,81 @@ class Endpoint:
         self._server = _bind(registry, snapshot, host, port)
         self.port: int = self._server.server_address[1]
         bound = str(self._server.server_address[0])
-        if tls is not None:
-            self._server.tls = tls
+        self._server.tls = tls
         shown = f"[{bound}]" if ":" in bound else bound
         self.url = f"{'http' if tls is None else 'https'}://{shown}:{self.port}"
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.2}, name="moe-telemetry-http", daemon=True
         )
+        _endpoints.add(self)
 
     def serve(self) -> None:
         """Begin to answer; the port is bound and connections queue up since construction."""
         self._thread.start()
 
-    @property
-    def scrapes(self) -> int:
-        """Scrapes of /metrics answered so far."""
-        return self._server.scrapes
+    def wait_for_scrape(self, seconds: float) -> bool:
+        """Wait for a scrape that begins from now on to be answered in full; False when none was in time."""
+        now = time.monotonic()
+        while self._server.scraped < now:
+            if time.monotonic() >= now + seconds:
+                return False
+            time.sleep(0.02)
+        return True
 
     def close(self) -> None:
-        """Stop serving and free the port."""
+        """Free the port, let answers in progress finish, and end every connection."""
         if self._thread.is_alive():
             self._server.shutdown()
-            self._thread.join(timeout=5)
+            self._thread.join(timeout=FINISH_SECONDS)
         self._server.server_close()
+        self._server.end_connections(FINISH_SECONDS)
 
     def abandon(self) -> None:
-        """In a forked child: close the inherited socket, or the port stays taken when the parent ends."""
+        """In a forked child: close the inherited sockets, or the port stays taken when the parent ends."""
         self._server.socket.close()
+        self._server.abandon_connections()
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
+_endpoints: weakref.WeakSet[Endpoint] = weakref.WeakSet()
+
+
+def abandon_all() -> None:
+    """In a forked child: abandon what was open in the parent, also what it was just opening or closing."""
+    for endpoint in list(_endpoints):
+        endpoint.abandon()
+    _endpoints.clear()
+
+
+class _Connection:
+    """One client. `socket` becomes the TLS one behind the handshake; `answering` while a reply is made and sent."""
+
+    def __init__(self, request: socket.socket) -> None:
+        self.socket = request
+        self.answering = False
+        self.since = time.monotonic()
+
+    def cut(self) -> None:
+        """End it from outside its thread, which then finds the end of the stream and closes the socket.
+
+        Not by SSLSocket.shutdown, which would turn the other thread's next read into one of ciphertext.
+        """
+        with suppress(OSError):
+            socket.socket.shutdown(self.socket, socket.SHUT_RDWR)
+
+
+class _Server(HTTPServer):
     request_queue_size = 64
     tls: ssl.SSLContext | None = None
-    scrapes = 0
+    scraped = -math.inf
+    """When the latest scrape began (time.monotonic) of those that were answered in full."""
 
     def __init__(self, address: Any, family: socket.AddressFamily, registry: CollectorRegistry, snapshot: Snapshot):
         self.address_family = family
         self.registry = registry
         self.snapshot = snapshot
-        self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self.closing = False
+        self._connections: set[_Connection] = set()
+        self._changed = threading.Condition()
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
@@ -94,29 +136,79 @@ class _Server(ThreadingHTTPServer):
             self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
+        # A client may be gone between select and accept, which would then wait and keep `close` waiting.
+        self.socket.setblocking(False)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
+    def get_request(self) -> tuple[socket.socket, Any]:
         try:
-            request.settimeout(IDLE_SECONDS)
+            return super().get_request()
+        except BlockingIOError:
+            raise
+        except OSError:
+            # Out of descriptors, the listening socket stays readable: without a pause the loop would spin.
+            time.sleep(0.1)
+            raise
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        connection = _Connection(request)
+        if not self._admit(connection):
+            self.shutdown_request(request)
+            return
+        try:
+            threading.Thread(
+                target=self._serve, args=(connection, client_address), name="moe-telemetry-connection", daemon=True
+            ).start()
+        except RuntimeError:  # no more threads, or the interpreter is shutting down
+            self._end(connection)
+
+    def _admit(self, connection: _Connection) -> bool:
+        with self._changed:
+            if len(self._connections) >= MAX_CONNECTIONS:
+                silent = [known for known in self._connections if not known.answering]
+                if not silent:
+                    return False
+                oldest = min(silent, key=lambda known: known.since)
+                oldest.cut()
+                self._connections.discard(oldest)
+            self._connections.add(connection)
+            return True
+
+    def _serve(self, connection: _Connection, client_address: Any) -> None:
+        try:
+            connection.socket.settimeout(IDLE_SECONDS)
             if self.tls is not None:
                 # Here and not on the listening socket, where one client's handshake would hold up all others.
-                request = self.tls.wrap_socket(request, server_side=True)
-            super().process_request_thread(request, client_address)
-        except OSError:
-            self.shutdown_request(request)
+                connection.socket = self.tls.wrap_socket(connection.socket, server_side=True)
+            _Handler(connection, client_address, self)
+        except Exception:
+            logger.debug("connection from %s ended badly", client_address, exc_info=True)
         finally:
-            self._free.release()
+            self._end(connection)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        logger.debug("connection from %s ended badly", client_address, exc_info=True)
+    def _end(self, connection: _Connection) -> None:
+        with self._changed:  # closed inside, so that nobody cuts a descriptor that is somebody else's by then
+            self.shutdown_request(connection.socket)
+            self._connections.discard(connection)
+            self._changed.notify_all()
+
+    def end_connections(self, seconds: float) -> None:
+        """End the silent ones, or a client that keeps its connection would be served past the end; then the others."""
+        with self._changed:
+            self.closing = True
+            for connection in self._connections:
+                if not connection.answering:
+                    connection.cut()
+            self._changed.wait_for(lambda: not self._connections, seconds)
+            for connection in self._connections:
+                connection.cut()
+
+    def abandon_connections(self) -> None:
+        """In a forked child: close what is the parent's, without the lock, which may be held here for ever."""
+        for connection in list(self._connections):
+            with suppress(OSError):
+                os.close(connection.socket.detach())  # close() waits for files made from the socket
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -124,7 +216,10 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version = "moe_telemetry"
     sys_version = ""
-    timeout = IDLE_SECONDS
+
+    def __init__(self, connection: _Connection, client_address: Any, server: _Server) -> None:
+        self._state = connection
+        super().__init__(connection.socket, client_address, server)
 
     def do_GET(self) -> None:
         self._answer(with_body=True)
@@ -139,19 +234,35 @@ class _Handler(BaseHTTPRequestHandler):
     do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = do_TRACE = do_CONNECT = _refuse
 
     def _answer(self, with_body: bool) -> None:
+        begin = time.monotonic()
+        self._state.answering = True
         try:
-            reply = self._route(urlsplit(self.path).path)
-        except Exception:
-            logger.exception("%s could not be answered", self.path[:80])
-            reply = (HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain; charset=utf-8", b"see the process' log\n")
-        self._send(reply, with_body=with_body)
+            try:
+                reply = self._route()
+            except Exception:
+                logger.exception("%s could not be answered", self.path[:80])
+                reply = (HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain; charset=utf-8", b"see the process' log\n")
+            self._send(reply, with_body=with_body)
+            if with_body and reply[0] is HTTPStatus.OK and self._asked() == "/metrics":
+                self.server.scraped = max(self.server.scraped, begin)
+        finally:
+            self._state.since = time.monotonic()
+            self._state.answering = False
+            if self.server.closing:
+                self.close_connection = True
 
-    def _route(self, path: str) -> Reply:
+    def _asked(self) -> str:
+        """The path asked for, without the query; also of an absolute URI, which a proxy sends."""
+        try:
+            return urlsplit(self.path).path
+        except ValueError:
+            return ""
+
+    def _route(self) -> Reply:
+        path = self._asked()
         if path == "/metrics":
-            encode, content_type = choose_encoder(self.headers.get("Accept", ""))
-            body = encode(self.server.registry)
-            self.server.scrapes += 1
-            return HTTPStatus.OK, content_type, body
+            encode, content_type = _encoder(self.headers.get("Accept", ""))
+            return HTTPStatus.OK, content_type, encode(self.server.registry)
         if path == "/-/healthy":
             return HTTPStatus.OK, "text/plain; charset=utf-8", b"moe_telemetry is healthy\n"
         if path == "/snapshot":
@@ -179,6 +290,18 @@ class _Handler(BaseHTTPRequestHandler):
         logger.debug(format, *args)
 
 
+def _encoder(accept: str) -> tuple[Callable[[Any], bytes], str]:
+    """prometheus_client's choice; of an Accept header that it cannot read, its default.
+
+    The header is told on one line of printable characters, since its version is repeated in the reply's headers.
+    """
+    line = "".join(character for character in accept if " " <= character <= "~")
+    try:
+        return choose_encoder(line)
+    except ValueError:
+        return choose_encoder("")
+
+
 def _accepts_gzip(header: str) -> bool:
     """Whether Accept-Encoding allows gzip: named, or by '*', and not with a weight of 0."""
     weights: dict[str, float] = {}
@@ -195,7 +318,7 @@ def _accepts_gzip(header: str) -> bool:
 def _bind(registry: CollectorRegistry, snapshot: Snapshot, host: str, port: int) -> _Server:
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    except (OSError, UnicodeError):
+    except (OSError, ValueError):  # ValueError: a host with a NUL, or that IDNA cannot encode
         raise ConfigurationError(f"cannot serve metrics: the host {host!r} is no address of this machine") from None
     try:
         return _Server(address, family, registry, snapshot)

@@ -6,7 +6,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
@@ -14,20 +14,22 @@ from opentelemetry.sdk.metrics import Counter as CounterInstrument
 from opentelemetry.sdk.metrics import Histogram as HistogramInstrument
 from opentelemetry.sdk.metrics.export import (
     AggregationTemporality,
+    Histogram,
     Metric,
     MetricExporter,
     MetricReader,
     MetricsData,
     PeriodicExportingMetricReader,
     ScopeMetrics,
+    Sum,
 )
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import InfoMetricFamily
 from prometheus_client.core import Metric as PrometheusFamily
-from prometheus_client.registry import Collector
 
 from .collection import CUMULATIVE, Source, Stream, Temporality
+from .settings import printable
 
 SCOPE = "moe_telemetry"
 _UNIT_SUFFIX = {"s": "_seconds", "By": "_bytes"}
@@ -55,35 +57,41 @@ class Appender:
         """`data` with our points; where an application uses one of our names, its metric stays and ours goes."""
         if not self._source.alive or not data.resource_metrics:
             return data
-        taken = {
-            _exposed(metric.name, metric.unit or "")
-            for resource in data.resource_metrics
-            for scope in resource.scope_metrics
-            if scope.scope.name != SCOPE
-            for metric in scope.metrics
-        }
+        taken: set[str] = set()
+        for resource in data.resource_metrics:
+            for scope in resource.scope_metrics:
+                if scope.scope.name != SCOPE:
+                    taken.update(name for metric in scope.metrics for name in _exposed(metric))
         first, *others = data.resource_metrics
+        # What the SDK collected under our name made it collect at all; it is among our points, too.
         foreign = [scope for scope in first.scope_metrics if scope.scope.name != SCOPE]
-        own = [metric for scope in first.scope_metrics if scope.scope.name == SCOPE for metric in scope.metrics]
-        ours = list(self._free([*own, *self._stream.metrics()], taken))
-        scope = InstrumentationScope(SCOPE, self._source.store.identity.version)
-        appended = ScopeMetrics(scope=scope, metrics=ours, schema_url="")
+        ours = list(self._free(self._stream.metrics(), taken))
+        own = InstrumentationScope(SCOPE, self._source.store.identity.version)
+        appended = ScopeMetrics(scope=own, metrics=ours, schema_url="")
         return MetricsData(resource_metrics=[replace(first, scope_metrics=[*foreign, appended]), *others])
 
     def _free(self, metrics: list[Metric], taken: set[str]) -> Iterator[Metric]:
         for metric in metrics:
-            if _exposed(metric.name, metric.unit or "") not in taken:
+            if not taken or taken.isdisjoint(_exposed(metric)):
                 yield metric
             elif metric.name not in self._reported:
                 self._reported.add(metric.name)
                 self._source.store.lost["name_taken"] += 1
 
 
-def _exposed(name: str, unit: str) -> str:
-    """A metric's name as scraped, without a counter's suffix: what must not stand twice in an exposition."""
-    base = re.sub(r"[^a-zA-Z0-9:]+", "_", name).removesuffix("_total")
-    suffix = _UNIT_SUFFIX.get(unit, "")
-    return base if base.endswith(suffix) else base + suffix
+def _exposed(metric: Metric) -> tuple[str, ...]:
+    """Names that a metric takes in an exposition, of its family and its samples: none must stand there twice."""
+    base = re.sub(r"[^a-zA-Z0-9:]+", "_", metric.name)
+    counter = isinstance(metric.data, Sum) and metric.data.is_monotonic
+    if counter:
+        base = base.removesuffix("_total")
+    suffix = _UNIT_SUFFIX.get(metric.unit or "", "")
+    base = base if base.endswith(suffix) else base + suffix
+    if counter:
+        return base, f"{base}_total"
+    if isinstance(metric.data, Histogram):
+        return base, f"{base}_bucket", f"{base}_count", f"{base}_sum"
+    return (base,)
 
 
 def _temporality(reader: MetricReader) -> Temporality:
@@ -110,7 +118,9 @@ class PrometheusReader(PrometheusMetricReader):
 
     def _receive_metrics(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: Any) -> None:
         attributes = metrics_data.resource_metrics[0].resource.attributes
-        self._target.update((key.replace(".", "_"), str(attributes[key])) for key in _TARGET_KEYS if key in attributes)
+        self._target.update(
+            (key.replace(".", "_"), printable(str(attributes[key]))) for key in _TARGET_KEYS if key in attributes
+        )
         super()._receive_metrics(self._appender.appended(metrics_data), timeout_millis, **kwargs)
 
     def shutdown(self, timeout_millis: float = 30_000, **kwargs: Any) -> None:
@@ -120,7 +130,7 @@ class PrometheusReader(PrometheusMetricReader):
             super().shutdown(timeout_millis, **kwargs)
 
 
-class _Collector(Collector):
+class _Collector:
     """What the registry holds in place of the SDK's collector: one scrape at a time, none in a forked child.
 
     Collected by two scrapes at once the SDK's hands one of them everything twice; and a child's copy of the
@@ -143,7 +153,9 @@ class _Collector(Collector):
             return []
         with self._scrape:
             families = list(self._inner.collect())
-            return [InfoMetricFamily("target", "Target metadata", value=dict(self._target)), *families]
+        if any(family.name in ("target", "target_info") for family in families):  # an application's own instrument
+            return families
+        return [InfoMetricFamily("target", "Target metadata", value=dict(self._target)), *families]
 
 
 class PushReader(PeriodicExportingMetricReader):
@@ -152,27 +164,62 @@ class PushReader(PeriodicExportingMetricReader):
     def __init__(self, source: Source, exporter: MetricExporter, interval_millis: float | None = None) -> None:
         super().__init__(exporter, export_interval_millis=interval_millis)
         self._source = source
+        self._ended = False
         self._appender = Appender(source, _temporality(self))
 
     def _receive_metrics(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: Any) -> None:
         if self._source.alive:  # in a forked child the SDK starts the thread again, and the parent reports
             super()._receive_metrics(self._appender.appended(metrics_data), timeout_millis, **kwargs)
 
+    def shutdown(self, timeout_millis: float = 30_000, **kwargs: Any) -> None:
+        """Export once more. A second call does nothing: both a provider and we may make it."""
+        if not self._ended:
+            self._ended = True
+            super().shutdown(timeout_millis, **kwargs)
+
+
+@dataclass
+class _Wrapped:
+    """An application's reader that has our points: those of the latest telemetry, the last of `appenders`."""
+
+    restore: Callable[[], None]
+    appenders: list[Appender]
+
+
+_wrapped: dict[MetricReader, _Wrapped] = {}
+
 
 def wrap(reader: MetricReader, source: Source) -> Callable[[], None]:
-    """Give an application's own reader our points; the function returned undoes it."""
+    """Give an application's own reader our points; the function returned undoes it, in whatever order."""
+    wrapped = _wrapped.get(reader)
+    if wrapped is None:
+        wrapped = _wrapped[reader] = _redirect(reader)
     appender = Appender(source, _temporality(reader))
-    before = vars(reader).get("_receive_metrics")
-    receive = reader._receive_metrics
-
-    def receive_appended(metrics_data: MetricsData, *args: Any, **kwargs: Any) -> None:
-        receive(appender.appended(metrics_data), *args, **kwargs)
+    wrapped.appenders.append(appender)
 
     def unwrap() -> None:
+        wrapped.appenders.remove(appender)
+        if not wrapped.appenders:
+            wrapped.restore()
+            _wrapped.pop(reader, None)
+
+    return unwrap
+
+
+def _redirect(reader: MetricReader) -> _Wrapped:
+    before = vars(reader).get("_receive_metrics")
+    receive = reader._receive_metrics
+    appenders: list[Appender] = []
+
+    def receive_appended(metrics_data: MetricsData, *args: Any, **kwargs: Any) -> None:
+        latest = appenders[-1:]
+        receive(latest[0].appended(metrics_data) if latest else metrics_data, *args, **kwargs)
+
+    def restore() -> None:
         if vars(reader).get("_receive_metrics") is receive_appended:
             del reader._receive_metrics
             if before is not None:
                 reader._receive_metrics = before  # type: ignore[method-assign]
 
     reader._receive_metrics = receive_appended  # type: ignore[method-assign]
-    return unwrap
+    return _Wrapped(restore, appenders)

@@ -8,12 +8,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
+from numbers import Integral
 
 from . import values
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 9464
 LAYER_MODES = ("all", "off")
+MAX_TEXT = 1024
+MAX_LAYERS = 10_000
+"""Far more than are exported apart (store.LAYER_BUDGET): a number of bytes or parameters given by mistake fails."""
 
 
 class ConfigurationError(ValueError):
@@ -79,15 +84,20 @@ def _disabled(value: str) -> tuple[bool, tuple[str, ...]]:
     text = value.strip().lower()
     if text in ("", "true", "false"):
         return text == "true", ()
-    return False, (f"OTEL_SDK_DISABLED is {value!r}: only 'true' disables telemetry",)
+    return False, (f"OTEL_SDK_DISABLED is {_shown(value)}: only 'true' disables telemetry",)
+
+
+def printable(text: str) -> str:
+    """Text that a label may hold: UTF-8 can encode it, and it is bounded, since it stands in every scrape."""
+    return text[:MAX_TEXT].encode("utf-8", "replace").decode().replace("\0", "?")
 
 
 def _text(name: str, given: object, env: Mapping[str, str], variable: str, default: str) -> str:
     if given is None:
-        return env.get(variable, "").strip() or default
+        return printable(env.get(variable, "").strip()) or default
     if not isinstance(given, str):
         raise ConfigurationError(f"{name} must be a string, not {type(given).__name__}")
-    return given
+    return printable(given)
 
 
 def _number(name: str, given: object, env: Mapping[str, str], variable: str, default: int, low: int, high: int) -> int:
@@ -98,12 +108,9 @@ def _number(name: str, given: object, env: Mapping[str, str], variable: str, def
         if not text:
             return default
         where = variable
-        try:
-            number = int(text)
-        except ValueError:
-            number = text
+        number = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else text
     if not isinstance(number, int) or isinstance(number, bool) or not low <= number <= high:
-        raise ConfigurationError(f"{where} must be a whole number from {low} to {high}, not {number!r}")
+        raise ConfigurationError(f"{where} must be a whole number from {low} to {high}, not {_shown(number)}")
     return number
 
 
@@ -111,7 +118,7 @@ def _layers(given: str | None, env: Mapping[str, str]) -> str:
     where = "layers" if given is not None else "MOE_TELEMETRY_LAYERS"
     value = given if given is not None else env.get("MOE_TELEMETRY_LAYERS", "").strip() or "all"
     if value not in LAYER_MODES:
-        raise ConfigurationError(f"{where} must be 'all' or 'off', not {value!r}")
+        raise ConfigurationError(f"{where} must be 'all' or 'off', not {_shown(value)}")
     return value
 
 
@@ -120,15 +127,22 @@ def _layer_ids(num_layers: int | Iterable[int] | None) -> tuple[int, ...]:
     if num_layers is None:
         return ()
     given: Iterable[object]
-    if isinstance(num_layers, int) and not isinstance(num_layers, bool):
-        if num_layers > values.MAX_LAYER:
-            raise ConfigurationError(f"num_layers must be at most {values.MAX_LAYER}, not {num_layers}")
-        given = range(num_layers)
+    if isinstance(num_layers, Integral) and not isinstance(num_layers, bool):
+        number = int(num_layers)
+        if not 0 <= number <= MAX_LAYERS:
+            raise ConfigurationError(f"num_layers must be from 0 to {MAX_LAYERS}, not {_shown(number)}")
+        given = range(number)
     elif isinstance(num_layers, Iterable) and not isinstance(num_layers, str):
-        given = num_layers
+        given = islice(num_layers, MAX_LAYERS)
     else:
-        raise ConfigurationError(f"num_layers must be a number or the layers' ids, not {num_layers!r}")
+        raise ConfigurationError(f"num_layers must be a number or the layers' ids, not {_shown(num_layers)}")
     try:
         return tuple(dict.fromkeys(values.layer_index(layer) for layer in given))
     except values.Refused as error:
         raise ConfigurationError(f"num_layers holds something that is not a layer's id ({error.kind})") from None
+
+
+def _shown(value: object) -> str:
+    """A value in a message of one line."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."

@@ -12,6 +12,7 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from datetime import datetime, timezone
 from functools import partial
 from types import TracebackType
@@ -19,17 +20,17 @@ from typing import Any
 
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.metrics import CallbackOptions, Observation
-from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics import AlwaysOffExemplarFilter, MeterProvider
 from opentelemetry.sdk.metrics.export import MetricReader
 from opentelemetry.sdk.resources import Resource
 from prometheus_client import CollectorRegistry
 
 from . import catalog, hooks, processes, recording, snapshot
 from .collection import Source
-from .endpoint import Endpoint, tls_context
+from .endpoint import Endpoint, abandon_all, tls_context
 from .hooks import Recorder
 from .otlp import otlp_reader
-from .readers import SCOPE, PrometheusReader, wrap
+from .readers import SCOPE, PrometheusReader, PushReader, wrap
 from .settings import ConfigurationError, Settings, resolve
 from .store import Identity, Store
 from .version import __version__
@@ -38,6 +39,10 @@ logger = logging.getLogger("moe_telemetry")
 
 _live: list[Telemetry] = []
 """Running telemetries, the latest last; a recorder feeds the last one that has it."""
+_switching = threading.RLock()
+"""Held while `_live` and what recorders feed change together; re-entrant, since a signal handler may stop too."""
+EXPORT_SECONDS = 3.0
+"""How long stopping waits for a last export to a receiver that may be unreachable."""
 
 
 class Telemetry:
@@ -55,8 +60,8 @@ class Telemetry:
         self._endpoint: Endpoint | None = None
         self._readers: list[MetricReader] = []
         self._undo: list[Callable[[], object]] = []
-        self._stopped = source is None
-        self._stopping = threading.Lock()
+        # Taken once and never given back: stop() never waits for it, not in a signal handler nor a forked child.
+        self._stop_once = threading.Lock()
         self._pid = os.getpid()
 
     def snapshot(self) -> dict[str, Any]:
@@ -68,16 +73,13 @@ class Telemetry:
 
         With `linger` the endpoint keeps serving the final totals until one more scrape, at most `linger` seconds.
         """
-        with self._stopping:
-            if self._stopped or os.getpid() != self._pid:
-                return
-            self._stopped = True
-        _live.remove(self)
-        _feed(self._recorder)
+        if self._source is None or os.getpid() != self._pid or not self._stop_once.acquire(blocking=False):
+            return
+        with _switching:
+            _live.remove(self)
+            _feed(self._recorder)
         if self._endpoint is not None and linger > 0:
-            scrapes, deadline = self._endpoint.scrapes, time.monotonic() + linger
-            while self._endpoint.scrapes == scrapes and time.monotonic() < deadline:
-                time.sleep(0.02)
+            self._endpoint.wait_for_scrape(linger)
         self._unwind()
 
     def _unwind(self) -> None:
@@ -143,6 +145,10 @@ def start(
     Raises:
         ConfigurationError: a bad argument or variable, a taken port, a missing package. Nothing has changed then.
     """
+    if not isinstance(recorder, Recorder):
+        raise ConfigurationError(f"recorder must be a moe_telemetry.Recorder, not {type(recorder).__name__}")
+    if registry is not None and not isinstance(registry, CollectorRegistry):
+        raise ConfigurationError(f"registry must be a prometheus_client registry, not {type(registry).__name__}")
     settings = resolve(
         model=model,
         runtime=runtime,
@@ -159,16 +165,25 @@ def start(
     store = Store(_identity(settings), settings.decode_seq_max, settings.layer_ids)
     if settings.disabled:
         return Telemetry(store, None, recorder)
+    tls = _tls(tls_cert, tls_key, tls_client_ca)
     telemetry = Telemetry(store, Source(store, settings.layers, process=meter_provider is None), recorder)
-    tls = None if tls_cert is None else tls_context(tls_cert, tls_key, tls_client_ca)
     try:
         _expose(telemetry, settings, registry, meter_provider, tls)
     except BaseException:
         telemetry._unwind()
         raise
-    _live.append(telemetry)
-    _feed(recorder)
+    with _switching:
+        _live.append(telemetry)
+        _feed(recorder)
     return telemetry
+
+
+def _tls(cert: str | None, key: str | None, client_ca: str | None) -> ssl.SSLContext | None:
+    if cert is not None:
+        return tls_context(cert, key, client_ca)
+    if key is not None or client_ca is not None:
+        raise ConfigurationError("tls_key and tls_client_ca need tls_cert, or metrics would be served in the clear")
+    return None
 
 
 # -- building -------------------------------------------------------------------------------------------------
@@ -199,21 +214,26 @@ def _expose(
         endpoint = Endpoint(registry, telemetry.snapshot, settings.host, settings.port, tls)
         telemetry._endpoint = endpoint
         telemetry._undo.append(endpoint.close)
-    readers: list[MetricReader] = []
-    if registry is not None:
-        readers.append(PrometheusReader(source, registry))
+    # Undone from the list's end, so behind the endpoint: no scrape sees the series gone.
+    readers = telemetry._readers
     if settings.otlp or (settings.otlp_by_environment and provider is None):
         readers.append(otlp_reader(source))
+    if registry is not None:
+        readers.append(PrometheusReader(source, registry))
+    telemetry._undo[:0] = [partial(reader.shutdown, timeout_millis=EXPORT_SECONDS * 1e3) for reader in readers]
     if provider is None:
-        # Stopped behind the endpoint (the list is undone from its end): no scrape sees the series gone.
-        provider = MeterProvider(readers, resource=_resource(settings, endpoint), shutdown_on_exit=False)
+        provider = MeterProvider(
+            readers,
+            resource=_resource(settings, endpoint),
+            exemplar_filter=AlwaysOffExemplarFilter(),
+            shutdown_on_exit=False,
+        )
         telemetry._undo.insert(0, provider.shutdown)
     else:
         telemetry._undo[:0] = [wrap(reader, source) for reader in foreign]
         for reader in readers:
             provider.add_metric_reader(reader)
             telemetry._undo.insert(0, partial(_remove_reader, provider, reader))
-    telemetry._readers = readers
     telemetry._undo.insert(0, _show_run(provider, source.store.identity))
     if endpoint is not None:
         endpoint.serve()
@@ -229,27 +249,25 @@ def _resource(settings: Settings, endpoint: Endpoint | None) -> Resource:
     ours: dict[str, str] = {}
     if str(resource.attributes.get("service.name", "")).startswith("unknown_service"):
         ours["service.name"] = settings.runtime
-    if "service.instance.id" not in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", ""):
+    given = [pair.partition("=")[0].strip() for pair in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "").split(",")]
+    if "service.instance.id" not in given:
         port = settings.port if endpoint is None else endpoint.port
         ours["service.instance.id"] = str(uuid.uuid5(uuid.NAMESPACE_URL, f"{SCOPE}://{socket.gethostname()}:{port}"))
     return resource.merge(Resource(ours))
 
 
 def _readers_of(provider: MeterProvider) -> list[MetricReader]:
-    """An application's readers, those added later too; the SDK has no public way to ask."""
+    """An application's readers, those added later too, without our own; the SDK has no public way to ask."""
     storages = getattr(getattr(provider, "_measurement_consumer", None), "_reader_storages", None)
     if not isinstance(provider, MeterProvider) or storages is None:
         raise ConfigurationError("meter_provider must be an opentelemetry.sdk.metrics.MeterProvider")
-    return list(storages)
+    return [reader for reader in storages if not isinstance(reader, (PrometheusReader, PushReader))]
 
 
 def _remove_reader(provider: MeterProvider, reader: MetricReader) -> None:
-    """Take our reader out: the provider's own shutdown leaves readers alone that were added to it later."""
-    remove = getattr(provider, "remove_metric_reader", None)
-    if remove is not None:
-        remove(reader)
-    else:
-        reader.shutdown()
+    """Take our reader out, shut down before: a reader that is out already has nothing to export any more."""
+    reader.shutdown(timeout_millis=EXPORT_SECONDS * 1e3)
+    provider.remove_metric_reader(reader)
 
 
 _shown: weakref.WeakKeyDictionary[MeterProvider, list[Identity]] = weakref.WeakKeyDictionary()
@@ -294,19 +312,21 @@ def _collect_nothing(*_: object, **__: object) -> None:
 
 def _after_fork_in_child() -> None:
     """Hooks become no-ops: counts of a child would reach nobody, and the parent's locks may be held here for ever."""
+    global _switching  # noqa: PLW0603
+    _switching = threading.RLock()
+    abandon_all()
     if not _live:
         return
     for telemetry in _live:
         recording.detach(telemetry._recorder)
-        if telemetry._endpoint is not None:
-            telemetry._endpoint.abandon()
         for reader in telemetry._readers:
             reader._set_collect_callback(_collect_nothing)  # type: ignore[arg-type]  # the SDK takes None
     _live.clear()
     recording.renew_lock()
     processes.mark(running=False)
     # Not by logging: a handler's stream may have been locked by another thread of the parent.
-    os.write(2, b"moe_telemetry: hooks are off in this forked process; call start() in it to record here too\n")
+    with suppress(OSError):
+        os.write(2, b"moe_telemetry: hooks are off in this forked process; call start() in it to record here too\n")
 
 
 @atexit.register
