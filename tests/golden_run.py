@@ -80,7 +80,8 @@ def record(rec) -> None:
 def normalised(text: str) -> str:
     """The exposition without what differs from run to run."""
     lines = []
-    for line in text.splitlines():
+    for original in text.splitlines():
+        line = original
         name = re.split(r"[{ ]", line, maxsplit=1)[0]
         if name in VARYING_VALUES:
             line = line.rsplit(" ", 1)[0] + " 1.0"

@@ -111,7 +111,7 @@ def test_label_values_are_in_their_closed_sets(text: str) -> None:
         for label in metric.labels
         if label.values
     }
-    for (name, labels), _ in samples(text).items():
+    for name, labels in samples(text):
         for key, value in labels:
             family = re.sub(r"_(bucket|count|sum)$", "", name)
             assert value in closed.get((family, key), {value}), f"{name} {key}={value}"

@@ -180,7 +180,9 @@ class _Server(HTTPServer):
             connection.socket.settimeout(IDLE_SECONDS)
             if self.tls is not None:
                 # Here and not on the listening socket, where one client's handshake would hold up all others.
-                connection.socket = self.tls.wrap_socket(connection.socket, server_side=True)
+                wrapped = self.tls.wrap_socket(connection.socket, server_side=True, do_handshake_on_connect=False)
+                connection.socket = wrapped  # before the handshake, so that a client silent in it can be cut
+                wrapped.do_handshake()
             _Handler(connection, client_address, self)
         except Exception:
             logger.debug("connection from %s ended badly", client_address, exc_info=True)
@@ -214,6 +216,7 @@ class _Server(HTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
     protocol_version = "HTTP/1.1"
+    default_request_version = "HTTP/1.0"  # a request that is none is refused with a status line, too
     server_version = "moe_telemetry"
     sys_version = ""
 
@@ -298,7 +301,7 @@ def _encoder(accept: str) -> tuple[Callable[[Any], bytes], str]:
     line = "".join(character for character in accept if " " <= character <= "~")
     try:
         return choose_encoder(line)
-    except ValueError:
+    except (TypeError, ValueError):  # a version that is none
         return choose_encoder("")
 
 
