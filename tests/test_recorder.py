@@ -503,6 +503,7 @@ def test_a_request_gives_three_durations(cap):
     assert 3 == found["gen_ai.server.time_to_first_token", every_hook.GEN_AI].count
     per_token = found["gen_ai.server.time_per_output_token", every_hook.GEN_AI]
     assert (1, 0.5) == (per_token.count, per_token.sum)
+    assert {} == lost(cap)
 
 
 @pytest.mark.parametrize("args", [(3.0, 2.0, 5), (1.0, 2.0, -1), (1.0, None, 5), ("1", 2.0, 5), (1.0, 2.0, 1.5)])

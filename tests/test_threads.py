@@ -136,16 +136,22 @@ def test_each_of_many_threads_reports_for_its_own_pass(locked):
         assert {} == cap.store.active
 
 
-def test_one_source_polled_by_several_threads():
+@pytest.mark.parametrize("locked", [False, True], ids=["plain", "locked"])
+def test_sources_polled_by_several_threads(locked):
     """The rise of an absolute counter is added once, not once a thread."""
-    with capture() as cap:
+    with capture(locked=locked) as cap:
+        same_time = threading.Barrier(THREADS)
 
         def work(_):
-            for _ in range(2000):
-                rec.cumulative("moe.expert.read", 10**6, phase="decode", source="demand")
+            for layer in range(256):
+                same_time.wait()
+                for phase in catalog.PHASES:
+                    rec.cumulative("moe.expert.evictions", 1000, phase=phase, layer=layer)
 
         together(work)
-        assert 10**6 == cap.value("moe.expert.read", phase="decode", source="demand")
+        found = {value for (name, _), value in cap.series().items() if name == "moe.expert.evictions"}
+        assert {1000} == found
+        assert 2 * 256 * 1000 == cap.total("moe.expert.evictions")
 
 
 @pytest.mark.parametrize("locked", [False, True], ids=["plain", "locked"])
