@@ -10,6 +10,7 @@ sum of fields that only rise, never a difference, so a torn read is late and nev
 from __future__ import annotations
 
 import sys
+from operator import mul
 
 from . import catalog
 
@@ -64,7 +65,8 @@ class Tally:
 
     def sum(self) -> int:
         """Sum of the values seen."""
-        return sum(size * times for size, times in self.sizes.copy().items()) + self.rest_sum
+        sizes = self.sizes.copy()
+        return sum(map(mul, sizes, sizes.values())) + self.rest_sum
 
     def max(self) -> int:
         """Largest value seen; 0 before the first."""

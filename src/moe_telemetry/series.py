@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -174,10 +174,11 @@ def _cells(rows: list[SeqCells]) -> Iterator[LayerCells]:
 
 def _unions_by_seq(rows: list[SeqCells]) -> Iterator[tuple[LabelValues, Value]]:
     for labels, shared in _by_seq(rows):
-        sizes: Counter[int] = Counter()
+        sizes: defaultdict[int, int] = defaultdict(int)
         rest_count = rest_sum = 0
         for cells in _cells(shared):
-            sizes.update(cells.sizes.copy())
+            for size, times in cells.sizes.copy().items():
+                sizes[size] += times
             rest_sum += cells.union.rest_sum
             rest_count += cells.union.rest_count
         counts = [0] * (len(c.UNION_BOUNDS) + 1)
