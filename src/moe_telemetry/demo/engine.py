@@ -51,6 +51,7 @@ class Engine:
         self._on_build = on_build or (lambda line: None)
         self._resources = ExitStack()
         self._disk = SimulatedDisk(settings.read_mbps)
+        self._reader: PrefetchReader | None = None
         self._fault: Fault | None = None
         self._generation: Generation | None = None
 
@@ -78,16 +79,16 @@ class Engine:
         with mx.stream(mx.cpu):
             model = ResidentModel(config, settings.seed)
             pools = [LayerPool(config, layer, self.slots) for layer in self.layer_ids]
-        reader, prefetcher = None, None
+        prefetcher = None
         if settings.prefetch:
-            reader = PrefetchReader(blobs, self._disk, config.expert_bytes, QUEUE_DEPTH, STAGING_BUFFERS)
-            self._resources.callback(reader.close)
-            prefetcher = Prefetcher(config, model, pools, reader)
+            self._reader = PrefetchReader(blobs, self._disk, config.expert_bytes, QUEUE_DEPTH, STAGING_BUFFERS)
+            self._resources.callback(self._reader.close)
+            prefetcher = Prefetcher(config, model, pools, self._reader)
         self._fault = Fault(settings, config, self._disk, pools, prefetcher)
         self._generation = Generation(
             config,
             model,
-            StreamedExperts(config, model, pools, blobs, self._disk, reader, prefetcher),
+            StreamedExperts(config, model, pools, blobs, self._disk, self._reader, prefetcher),
             prefetcher,
             self._fault,
             LoopedText(text),
@@ -95,7 +96,10 @@ class Engine:
         )
 
     def run(self, stop: threading.Event, on_step: Callable[[Step], None] | None = None) -> RunResult:
-        """Follow the text until `settings.tokens` are decoded or `stop` is set; `on_step` hears of every pass."""
+        """Follow the text until `settings.tokens` are decoded or `stop` is set; `on_step` hears of every pass.
+
+        When it returns, the reader is at rest: no hook is called any more.
+        """
         if self._generation is None:
             raise RuntimeError("call prepare() before run()")
         self._disk.stop = stop
@@ -104,6 +108,9 @@ class Engine:
                 return self._generation.run(self.settings.tokens, stop, on_step or (lambda step: None))
         except OSError as error:
             raise DemoError(f"reading experts failed: {error.strerror or error}") from error
+        finally:
+            if self._reader is not None:
+                self._reader.drain()
 
     def close(self) -> None:
         """End the reader thread and close the files; again is harmless."""

@@ -80,7 +80,7 @@ class Generation:
         self._digest = hashlib.sha256()
         self._last = b""
         self._on_step = on_step
-        while not stop.is_set() and self._result.decoded != tokens:
+        while not stop.is_set() and (tokens is None or self._result.decoded < tokens):
             left = RESPONSE_TOKENS if tokens is None else min(RESPONSE_TOKENS, tokens - self._result.decoded)
             self._serve(left, stop)
         self._result.digest = self._digest.hexdigest()

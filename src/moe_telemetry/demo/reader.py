@@ -54,6 +54,7 @@ class PrefetchReader:
         self._queue: deque[Ticket] = deque()
         self._changed = threading.Condition()
         self._closing = False
+        self._busy = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="demo-prefetch-reader", daemon=True)
         self._thread.start()
@@ -105,6 +106,11 @@ class PrefetchReader:
             self._recycle(ticket)
         rec.prefetch_dropped("unused", 1, self._expert_bytes)
 
+    def drain(self) -> None:
+        """Wait until nothing is queued or under way, and everything read so far has been recorded."""
+        with self._changed:
+            self._changed.wait_for(lambda: (not self._busy and not self._queue) or self._closing)
+
     def close(self) -> None:
         """End the thread; again is harmless."""
         with self._changed:
@@ -130,27 +136,35 @@ class PrefetchReader:
                 return None
             ticket = self._queue.popleft()
             ticket.state = State.READING
+            self._busy = True
             return ticket, self._buffers.pop()
 
     def _run(self) -> None:
         while (job := self._next()) is not None:
             ticket, buffer = job
-            fd, offset = self._blobs.locate(ticket.layer, ticket.expert)
             try:
-                seconds = self._disk.read_prefetch(fd, [buffer], offset)
+                self._read(ticket, buffer)
             except OSError as error:
                 with self._changed:
                     self._error = error
                     ticket.state = State.DROPPED
-                    self._changed.notify_all()
+                    self._queue.clear()
                 return
-            rec.read("prefetch", buffer.nbytes, seconds, ticket.phase)
-            with self._changed:
-                ticket.buffer = buffer
-                ticket.state = State.DONE
-                wanted = ticket.wanted
-                if not wanted:
-                    self._recycle(ticket)
-                self._changed.notify_all()
-            if not wanted:
-                rec.prefetch_dropped("unused", 1, buffer.nbytes)
+            finally:
+                with self._changed:
+                    self._busy = False
+                    self._changed.notify_all()
+
+    def _read(self, ticket: Ticket, buffer: memoryview) -> None:
+        fd, offset = self._blobs.locate(ticket.layer, ticket.expert)
+        seconds = self._disk.read_prefetch(fd, [buffer], offset)
+        rec.read("prefetch", buffer.nbytes, seconds, ticket.phase)
+        with self._changed:
+            ticket.buffer = buffer
+            ticket.state = State.DONE
+            if not ticket.wanted:
+                self._recycle(ticket)
+            wanted = ticket.wanted
+            self._changed.notify_all()
+        if not wanted:
+            rec.prefetch_dropped("unused", 1, buffer.nbytes)
