@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from contextlib import nullcontext
 
 import every_hook
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from moe_telemetry import catalog
 from moe_telemetry import recorder as rec
 from moe_telemetry.catalog import Kind
+from moe_telemetry.hooks import Recorder
 from moe_telemetry.series import Distribution
 from moe_telemetry.testing import capture
 
@@ -156,9 +158,9 @@ def test_sources_polled_by_several_threads(locked):
 
 @pytest.mark.parametrize("locked", [False, True], ids=["plain", "locked"])
 def test_turned_off_and_on_under_way(locked):
-    """Threads keep calling while telemetry comes and goes; nothing is raised, and each one's figures are whole."""
+    """Threads keep calling while telemetry comes and goes: nothing is raised or dropped, and off stays off."""
     stop = threading.Event()
-    errors = []
+    problems = []
 
     def work(number):
         try:
@@ -167,19 +169,45 @@ def test_turned_off_and_on_under_way(locked):
                 rec.routed(0, {1, 2, 3}, {1, 2})
                 rec.tokens(2)
         except Exception as error:
-            errors.append(error)
+            problems.append(error)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
     for thread in threads:
         thread.start()
-    for _ in range(60):
+    for _ in range(150):
         with capture(locked=locked) as cap:
             cap.series()
-            threading.Event().wait(0.005)
-        lost = dict(cap.store.lost)
-        if any(lost.values()):
-            errors.append(lost)
+            stop.wait(0.001)
+        stop.wait(0.001)
+        if type(rec) is not Recorder or any(cap.store.lost.values()):
+            problems.append((type(rec), cap.store.lost))
     stop.set()
     for thread in threads:
         thread.join()
-    assert [] == errors
+    assert [] == problems
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["stopped", "started-again"])
+def test_a_pass_that_begins_during_a_stop_does_not_undo_it(monkeypatch, again):
+    """The first pass of a second thread changes the recorder's class, but only that of its own telemetry."""
+    reached, go_on = threading.Event(), threading.Event()
+    with capture() as cap:
+        rec.forward(1)
+        watch = cap.store.watch
+
+        def slow(thread):
+            reached.set()
+            go_on.wait(5)
+            watch(thread)
+
+        monkeypatch.setattr(cap.store, "watch", slow)
+        second = threading.Thread(target=lambda: rec.forward(100))
+        second.start()
+        reached.wait(5)
+    with capture() if again else nullcontext():
+        before = type(rec)
+        go_on.set()
+        second.join()
+        assert before is type(rec)
+        assert not again or "decode" == rec._row.phase.name
+    assert Recorder is type(rec)

@@ -66,7 +66,8 @@ class Tally:
     def sum(self) -> int:
         """Sum of the values seen."""
         sizes = self.sizes.copy()
-        return sum(map(mul, sizes, sizes.values())) + self.rest_sum
+        kept: int = sum(map(mul, sizes, sizes.values()))
+        return kept + self.rest_sum
 
     def max(self) -> int:
         """Largest value seen; 0 before the first."""

@@ -58,7 +58,8 @@ class LiveRecorder(Recorder):
             thread = get_ident()
             if thread != store.thread:
                 _meet_thread(self, thread)
-            self._row = row
+            if self._store is store:  # else stopped or started anew meanwhile
+                self._row = row
             store.active[thread] = (row.phase.name, perf_counter())
         except Exception as error:
             _lose(self, "forward", error)
@@ -445,7 +446,9 @@ def _meet_thread(recorder: LiveRecorder, thread: int) -> None:
     elif not isinstance(recorder, ThreadedRecorder):
         store.latest = recorder._row
         store.by_thread[first] = recorder._row
-        recorder.__class__ = ThreadedRecorder
+        # No call, hence no switch point, before the change: it must not undo a stop or a start meanwhile.
+        if recorder.__class__ is LiveRecorder and recorder._store is store:
+            recorder.__class__ = ThreadedRecorder
 
 
 class LockedRecorder(ThreadedRecorder):
