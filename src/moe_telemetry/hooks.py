@@ -153,7 +153,8 @@ class Recorder:
         """Feed the absolute value of a counter kept in native code.
 
         `metric` is a catalog counter's OpenTelemetry name, `labels` all of its labels. The rise since the last
-        value is added; a fall is a reset of the source and adds the new value (design D10).
+        value is added; a fall is a reset of the source and adds the new value (design D10). Layers over the budget
+        are refused: sources that share a series cannot be told from one that resets.
         """
 
     # -- timing ----------------------------------------------------------------------------------------------

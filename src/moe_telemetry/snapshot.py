@@ -20,8 +20,8 @@ def build(store: Store, families: list[Family]) -> dict[str, Any]:
     Keys: `schema`; `run` (model, runtime, run, version, start_time in Unix seconds); `time` (ISO 8601, UTC);
     `metrics`: by OpenTelemetry name `kind`, `unit`, `bounds` (histograms) and `series`, each with `labels` and
     `value`, or `count`, `sum` and `buckets` (not cumulative, the last one above the top bound); `unions`: exact,
-    by phase and tokens per sequence, `layers` -> layer -> union size -> layer calls, and `rest` where a broken
-    caller's sizes outgrew the exact table.
+    by phase and tokens per sequence ("<=64" where many lengths share their cells), `layers` -> layer -> union size
+    -> layer calls, and `rest` where a broken caller's sizes outgrew the exact table.
     """
     identity = store.identity
     return {
