@@ -64,7 +64,8 @@ class Source:
     def families(self) -> list[Family]:
         """Every series now, the host's and the collection's own included, the run info not."""
         begin = time.perf_counter()
-        extra = chain(host.mlx(), host.process(self._pid) if self._process else ())
+        # A forked child may take a snapshot, but psutil's lock may be held there for ever.
+        extra = chain(host.mlx(), host.process(self._pid) if self._process and self.alive else ())
         families = [*series.read(self.store, self._layers), *extra]
         size = sum(_series_of(family) for family in families) + 3  # these two gauges and the run info
         families.append(Family(c.SERIES, {(): size}))

@@ -23,12 +23,24 @@ def warn_if_spawned() -> None:
 
     A program started any other way inherits the variable too, but is nobody's worker and stays silent.
     """
-    parent = os.environ.get(PARENT_VARIABLE)
     multiprocessing = sys.modules.get("multiprocessing.process")
-    if parent in (None, str(os.getpid())) or multiprocessing is None or multiprocessing.parent_process() is None:
+    if multiprocessing is None:
         return
-    logging.getLogger("moe_telemetry").warning(
-        "hooks are off in this process (%d), a child of one that records (%s); call start() in it to record here too",
-        os.getpid(),
-        parent,
-    )
+    process = multiprocessing.current_process()
+    # Set while a worker imports its parent's main module, when it has no parent_process() yet.
+    importing = getattr(process, "_inheriting", False)
+    if importing and process.name == "MainProcess":
+        os.register_at_fork(after_in_child=_warn)  # a fork server imports for its children, who then do not
+    elif importing or multiprocessing.parent_process() is not None:
+        _warn()
+
+
+def _warn() -> None:
+    parent = os.environ.get(PARENT_VARIABLE)
+    if parent not in (None, str(os.getpid())):
+        logging.getLogger("moe_telemetry").warning(
+            "hooks are off in this process (%d), a child of one that records (%s); call start() in it to record here "
+            "too",
+            os.getpid(),
+            parent,
+        )
