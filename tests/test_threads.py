@@ -143,17 +143,19 @@ def test_sources_polled_by_several_threads(locked):
     """The rise of an absolute counter is added once, not once a thread."""
     with capture(locked=locked) as cap:
         same_time = threading.Barrier(THREADS)
+        names = ("moe.expert.evictions", "moe.layer.experts", "moe.layer.overflows")
 
         def work(_):
             for layer in range(256):
                 same_time.wait()
-                for phase in catalog.PHASES:
-                    rec.cumulative("moe.expert.evictions", 1000, phase=phase, layer=layer)
+                for name in names:
+                    for phase in catalog.PHASES:
+                        rec.cumulative(name, 1000, phase=phase, layer=layer)
 
         together(work)
-        found = {value for (name, _), value in cap.series().items() if name == "moe.expert.evictions"}
+        found = {value for (name, _), value in cap.series().items() if name in names}
         assert {1000} == found
-        assert 2 * 256 * 1000 == cap.total("moe.expert.evictions")
+        assert [2 * 256 * 1000] * 3 == [cap.total(name) for name in names]
 
 
 @pytest.mark.parametrize("locked", [False, True], ids=["plain", "locked"])
