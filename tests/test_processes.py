@@ -142,7 +142,8 @@ def test_children_of_a_parent_that_is_scraped_and_recording(tmp_path: Path) -> N
             while not ended.is_set():
                 mt.start(port=0, recorder=other).stop()
 
-        threads = [threading.Thread(target=target, daemon=True) for target in (scraping, scraping, recording, restarting)]
+        targets = (scraping, scraping, recording, restarting)
+        threads = [threading.Thread(target=target, daemon=True) for target in targets]
         for thread in threads:
             thread.start()
         time.sleep(0.2)
