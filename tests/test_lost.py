@@ -208,7 +208,7 @@ BAD = [object(), math.nan, Decimal(1), -(10**400), b"\x01", "nobody", np.array([
 def test_one_bad_argument_leaves_all_counters_untouched(cap, hook, at, bad):
     """Nothing of the record is counted, in no position of no hook."""
     if hook in ("routed", "union", "recall", "evicted", "pool") and at == 0 and isinstance(bad, int):
-        pytest.skip("a negative layer is an unknown one")
+        bad = 10**400  # a negative layer is an unknown one
     call_with(hook, at, bad)
     assert {} == counted(cap)
     assert 1 == sum(lost(cap).values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -388,6 +389,15 @@ def test_the_age_of_a_pass_in_progress(cap):
     assert 0 == cap.value("moe.forward.active", phase="prefill")
     rec.forward_done(float("nan"))
     assert 0 == cap.value("moe.forward.active", phase="decode")
+
+
+def test_the_age_is_that_of_the_oldest_pass(cap):
+    """Of two passes in progress the one that hangs is told of."""
+    rec.forward_done(0.1)
+    rec.forward(1)
+    cap.store.active[-1] = ("decode", time.perf_counter() - 100)
+    assert 100 < cap.value("moe.forward.active", phase="decode") < 160
+    assert 0 == cap.value("moe.forward.active", phase="prefill")
 
 
 def test_exact_lengths_are_bounded(cap):
