@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
@@ -27,9 +28,14 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import InfoMetricFamily
 from prometheus_client.core import Metric as PrometheusFamily
+from prometheus_client.samples import Sample
 
+from . import catalog
+from .catalog import Kind
 from .collection import CUMULATIVE, Source, Stream, Temporality
+from .series import Distribution, Family, LabelValues
 from .settings import printable
+from .snapshot import run_info
 
 SCOPE = "moe_telemetry"
 _UNIT_SUFFIX = {"s": "_seconds", "By": "_bytes"}
@@ -57,39 +63,55 @@ class Appender:
         """`data` with our points; where an application uses one of our names, its metric stays and ours goes."""
         if not self._source.alive or not data.resource_metrics:
             return data
-        taken: set[str] = set()
-        for resource in data.resource_metrics:
-            for scope in resource.scope_metrics:
-                if scope.scope.name != SCOPE:
-                    taken.update(name for metric in scope.metrics for name in _exposed(metric))
-        first, *others = data.resource_metrics
-        # What the SDK collected under our name made it collect at all; it is among our points, too.
-        foreign = [scope for scope in first.scope_metrics if scope.scope.name != SCOPE]
-        ours = list(self._free(self._stream.metrics(), taken))
+        foreign, taken = without_ours(data)
+        ours = [metric for metric in self._stream.metrics() if self.free(catalog.BY_NAME[metric.name], taken)]
         own = InstrumentationScope(SCOPE, self._source.store.identity.version)
-        appended = ScopeMetrics(scope=own, metrics=ours, schema_url="")
-        return MetricsData(resource_metrics=[replace(first, scope_metrics=[*foreign, appended]), *others])
+        first, *others = foreign.resource_metrics
+        scopes = [*first.scope_metrics, ScopeMetrics(scope=own, metrics=ours, schema_url="")]
+        return MetricsData(resource_metrics=[replace(first, scope_metrics=scopes), *others])
 
-    def _free(self, metrics: list[Metric], taken: set[str]) -> Iterator[Metric]:
-        for metric in metrics:
-            if not taken or taken.isdisjoint(_exposed(metric)):
-                yield metric
-            elif metric.name not in self._reported:
-                self._reported.add(metric.name)
-                self._source.store.lost["name_taken"] += 1
+    def free(self, metric: catalog.Metric, taken: set[str]) -> bool:
+        """Whether no foreign metric has a name of ours; counted once a metric where one has."""
+        if not taken or taken.isdisjoint(_exposed(metric.name, metric.unit, metric.kind)):
+            return True
+        if metric.name not in self._reported:
+            self._reported.add(metric.name)
+            self._source.store.lost["name_taken"] += 1
+        return False
 
 
-def _exposed(metric: Metric) -> tuple[str, ...]:
+def without_ours(data: MetricsData) -> tuple[MetricsData, set[str]]:
+    """An application's metrics, and the names they take in an exposition.
+
+    What the SDK collected under our name only made it collect at all; the run info is among our points, too.
+    """
+    taken: set[str] = set()
+    resources = []
+    for resource in data.resource_metrics:
+        scopes = [scope for scope in resource.scope_metrics if scope.scope.name != SCOPE]
+        for metric in (metric for scope in scopes for metric in scope.metrics):
+            taken.update(_exposed(metric.name, metric.unit or "", _kind(metric)))
+        resources.append(replace(resource, scope_metrics=scopes))
+    return MetricsData(resource_metrics=resources), taken
+
+
+def _kind(metric: Metric) -> Kind:
+    """What the exporter makes of a metric: a sum that may fall is a gauge."""
+    if isinstance(metric.data, Sum):
+        return Kind.COUNTER if metric.data.is_monotonic else Kind.GAUGE
+    return Kind.HISTOGRAM if isinstance(metric.data, Histogram) else Kind.GAUGE
+
+
+def _exposed(name: str, unit: str, kind: Kind) -> tuple[str, ...]:
     """Names that a metric takes in an exposition, of its family and its samples: none must stand there twice."""
-    base = re.sub(r"[^a-zA-Z0-9:]+", "_", metric.name)
-    counter = isinstance(metric.data, Sum) and metric.data.is_monotonic
-    if counter:
+    base = re.sub(r"[^a-zA-Z0-9:]+", "_", name)
+    if kind is Kind.COUNTER:
         base = base.removesuffix("_total")
-    suffix = _UNIT_SUFFIX.get(metric.unit or "", "")
+    suffix = _UNIT_SUFFIX.get(unit, "")
     base = base if base.endswith(suffix) else base + suffix
-    if counter:
+    if kind is Kind.COUNTER:
         return base, f"{base}_total"
-    if isinstance(metric.data, Histogram):
+    if kind is Kind.HISTOGRAM:
         return base, f"{base}_bucket", f"{base}_count", f"{base}_sum"
     return (base,)
 
@@ -105,23 +127,40 @@ def _temporality(reader: MetricReader) -> Temporality:
 
 
 class PrometheusReader(PrometheusMetricReader):
-    """The SDK's Prometheus reader with our points, translated on each scrape of `registry`."""
+    """The SDK's Prometheus reader with our series, on each scrape of `registry`.
+
+    The SDK translates an application's metrics. Ours go from series to samples at once: as points through the SDK
+    they cost as much again as reading and rendering them.
+    """
 
     def __init__(self, source: Source, registry: CollectorRegistry) -> None:
+        self._source = source
         self._appender = Appender(source, Temporality())
+        self._exposition = Exposition()
         self._target: dict[str, str] = {}
+        self._ours: list[PrometheusFamily] = []
         inner = CollectorRegistry(auto_describe=False)
         super().__init__(disable_target_info=True, scope_info_enabled=False, registry=inner)
         self._outer = registry
-        self._exposed = _Collector(source, inner, self._target)
+        self._exposed = _Collector(self, inner)
         registry.register(self._exposed)
 
     def _receive_metrics(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: Any) -> None:
         attributes = metrics_data.resource_metrics[0].resource.attributes
-        self._target.update(
-            (key.replace(".", "_"), printable(str(attributes[key]))) for key in _TARGET_KEYS if key in attributes
-        )
-        super()._receive_metrics(self._appender.appended(metrics_data), timeout_millis, **kwargs)
+        for key in _TARGET_KEYS:
+            if key in attributes:
+                self._target[key.replace(".", "_")] = printable(str(attributes[key]))
+        foreign, taken = without_ours(metrics_data)
+        families = [run_info(self._source.store), *self._source.families()]
+        self._ours = [self._exposition.family(each) for each in families if self._appender.free(each.metric, taken)]
+        super()._receive_metrics(foreign, timeout_millis, **kwargs)
+
+    def families(self, foreign: list[PrometheusFamily]) -> list[PrometheusFamily]:
+        """The target's metadata, an application's families and ours of the collection just made."""
+        ours, self._ours = self._ours, []
+        if any(family.name in ("target", "target_info") for family in foreign):  # an application's own instrument
+            return [*foreign, *ours]
+        return [InfoMetricFamily("target", "Target metadata", value=dict(self._target)), *foreign, *ours]
 
     def shutdown(self, timeout_millis: float = 30_000, **kwargs: Any) -> None:
         """Leave the registry. A second call does nothing: both the application's provider and we may make it."""
@@ -137,10 +176,9 @@ class _Collector:
     SDK's locks may be held for ever by a thread that does not exist there.
     """
 
-    def __init__(self, source: Source, inner: CollectorRegistry, target: dict[str, str]) -> None:
-        self._source = source
+    def __init__(self, reader: PrometheusReader, inner: CollectorRegistry) -> None:
+        self._reader = reader
         self._inner = inner
-        self._target = target
         self._scrape = threading.Lock()
 
     def describe(self) -> list[PrometheusFamily]:
@@ -149,13 +187,46 @@ class _Collector:
 
     def collect(self) -> list[PrometheusFamily]:
         """The families now."""
-        if not self._source.alive:
+        if not self._reader._source.alive:
             return []
         with self._scrape:
-            families = list(self._inner.collect())
-        if any(family.name in ("target", "target_info") for family in families):  # an application's own instrument
-            return families
-        return [InfoMetricFamily("target", "Target metadata", value=dict(self._target)), *families]
+            return self._reader.families(list(self._inner.collect()))
+
+
+class Exposition:
+    """Series as prometheus_client's samples, named as the exporter would name our points.
+
+    Label dicts are made once a series for the life of the telemetry, since the encoders only read them.
+    """
+
+    def __init__(self) -> None:
+        self._labels: dict[tuple[str, LabelValues], dict[str, str]] = {}
+        self._buckets: dict[tuple[str, LabelValues], list[dict[str, str]]] = {}
+
+    def family(self, family: Family) -> PrometheusFamily:
+        """All samples of one metric."""
+        metric = family.metric
+        name = metric.prometheus.removesuffix("_total") if metric.kind is Kind.COUNTER else metric.prometheus
+        found = PrometheusFamily(name, metric.help, metric.kind.value, _UNIT_SUFFIX.get(metric.unit, "").lstrip("_"))
+        samples = found.samples
+        for values, value in family.series.items():
+            labels = self._labels.get((metric.name, values))
+            if labels is None:
+                keys = [label.prometheus for label in metric.labels]
+                labels = self._labels[metric.name, values] = dict(zip(keys, values, strict=True))
+            if not isinstance(value, Distribution):
+                samples.append(Sample(metric.prometheus, labels, value))
+                continue
+            buckets = self._buckets.get((metric.name, values))
+            if buckets is None:
+                bounds = (*(str(bound) for bound in metric.bounds), "+Inf")
+                buckets = self._buckets[metric.name, values] = [{**labels, "le": bound} for bound in bounds]
+            bucket, count = f"{name}_bucket", 0
+            for labelled, count in zip(buckets, accumulate(value.counts), strict=True):
+                samples.append(Sample(bucket, labelled, count))
+            samples.append(Sample(f"{name}_count", labels, count))
+            samples.append(Sample(f"{name}_sum", labels, value.sum))
+        return found
 
 
 class PushReader(PeriodicExportingMetricReader):
