@@ -1,0 +1,1 @@
+"""Rules, alerts and dashboards, generated from the catalog and one configuration."""

@@ -1,0 +1,106 @@
+"""Everything a site may want to change about rules, alerts and dashboards: selectors, windows, thresholds, links."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, fields, replace
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a Prometheus duration, in the largest unit that divides them: 300 is 5m."""
+    millis = round(seconds * 1000)
+    for unit in ("d", "h", "m", "s", "ms"):
+        step = round(_UNITS[unit] * 1000)
+        if millis and millis % step == 0:
+            return f"{millis // step}{unit}"
+    return "0s"
+
+
+def seconds(text: str) -> float:
+    """A Prometheus duration such as 5m or 1h30m in seconds; ValueError for anything else."""
+    parts = re.findall(r"(\d+)(ms|[smhd])", text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise ValueError(f"{text!r} is no duration such as 90s or 5m")
+    return sum(int(number) * _UNITS[unit] for number, unit in parts)
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Seconds. `short` is the window of every rate; a baseline is the median of the last `long` seconds that end
+    `offset` seconds ago (the short window and the alert's own wait), of at least `least` seconds of samples."""
+
+    scrape: float = 5
+    evaluation: float = 15
+    short: float = 300
+    long: float = 3600
+    offset: float = 600
+    least: float = 300
+    tolerance: float = 60
+    """How long lost scrapes do not matter to the run's identity."""
+
+    @property
+    def least_samples(self) -> int:
+        """Samples of a recorded series that `least` seconds hold."""
+        return max(1, round(self.least / self.evaluation))
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """What an alert compares with; `--threshold name=value` changes one. Shares are of 1, times in seconds."""
+
+    traffic: float = 0.2
+    """Decode tokens a second below which ratios are not recorded: with less, chance decides."""
+    recall_low: float = 0.5
+    recall_drop: float = 0.2
+    hit_rate_low: float = 0.7
+    hit_rate_drop: float = 0.1
+    baseline_floor: float = 0.2
+    """A drop is judged only against a usual value above this."""
+    prefetch_late: float = 0.05
+    eviction_thrash: float = 0.02
+    decode_slow: float = 1.0
+    decode_slow_ratio: float = 0.5
+    decode_stalled: float = 0.5
+    busy_floor: float = 0.01
+    """Share of time in forward passes below which tok/s and stall share are not recorded."""
+    forward_hung: float = 120.0
+    read_latency: float = 0.08192
+    """On a bucket's bound, where the comparison is exact whatever the interpolation."""
+    mlx_memory: float = 0.9
+    detached_tokens: float = 0.1
+
+
+@dataclass(frozen=True)
+class Config:
+    """One site's monitoring."""
+
+    job: str = "moe"
+    windows: Windows = field(default_factory=Windows)
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    runbook_url: str = "https://github.com/moe-telemetry/moe-telemetry/blob/main/docs/runbook.md"
+    datasource_uid: str = "moe-prometheus"
+    time_scale: float = 1.0
+    """Divides every wait of an alert, for end-to-end tests; the windows are scaled by whoever makes them."""
+
+    def with_threshold(self, name: str, value: float) -> Config:
+        """The configuration with one threshold changed; ValueError when there is none of that name."""
+        known = [entry.name for entry in fields(Thresholds)]
+        if name not in known:
+            raise ValueError(f"no threshold {name!r}: choose from {', '.join(known)}")
+        return replace(self, thresholds=replace(self.thresholds, **{name: value}))
+
+    def scaled(self, factor: float) -> Config:
+        """Every window and wait divided by `factor`, scrape and evaluation down to 1 s: for end-to-end tests."""
+        old = self.windows
+        windows = Windows(
+            scrape=1,
+            evaluation=1,
+            short=max(4, old.short / factor),
+            long=old.long / factor,
+            offset=old.offset / factor,
+            least=old.least / factor,
+            tolerance=3,
+        )
+        return replace(self, windows=windows, time_scale=factor)
