@@ -18,7 +18,7 @@ from threading import get_ident
 from time import perf_counter
 from typing import Any
 
-from . import values
+from . import hooks, values
 from .catalog import (
     FORWARD_BOUNDS,
     HOST_BOUNDS,
@@ -478,11 +478,32 @@ def attach(recorder: Recorder, store: Store, locked: bool | None = None) -> None
     recorder._store = store
     recorder._row = store.latest
     recorder.__class__ = variant
+    _tell_followers(recorder)
 
 
 def detach(recorder: Recorder) -> None:
     """Turn the recorder off."""
     recorder.__class__ = Recorder
+    _tell_followers(recorder)
+
+
+_followers: list[Callable[[Store | None], None]] = []
+
+
+def follow(follower: Callable[[Store | None], None]) -> None:
+    """Tell `follower` of the store that the global recorder writes to, now and at every change; None: off."""
+    _followers.append(follower)
+    follower(_store_of(hooks.recorder))
+
+
+def _tell_followers(recorder: Recorder) -> None:
+    if recorder is hooks.recorder:
+        for follower in _followers:
+            follower(_store_of(recorder))
+
+
+def _store_of(recorder: Recorder) -> Store | None:
+    return None if type(recorder) is Recorder else recorder._store
 
 
 def renew_lock() -> None:

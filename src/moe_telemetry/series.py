@@ -68,11 +68,14 @@ def read(store: Store, layers: bool = True) -> list[Family]:
         families[metric.name] = Family(metric, dict(values))
 
     phases = list(store.phases.values())
-    rows = list(store.rows.values())
+    passes = list(store.rows.values())
+    rows = [*passes, *store.guest_rows]
     _read_layers(store, rows, put)
-    put(c.UNION, _unions_by_seq(rows))
-    put(c.UNION_MAX, _union_max_by_seq(rows))
-    put(c.FORWARD_DURATION, _forward_durations(rows))
+    of_known_length = [row for row in rows if row.seq]
+    put(c.PREDICTOR_CANDIDATES, _candidates(passes))
+    put(c.UNION, _unions_by_seq(of_known_length))
+    put(c.UNION_MAX, _union_max_by_seq(of_known_length))
+    put(c.FORWARD_DURATION, _forward_durations(passes))
     _read_phases(phases, put)
     put(c.SPECULATION_TOKENS, ((("accepted",), store.accepted), (("rejected",), store.rejected)))
     put(c.FORWARD_ACTIVE, _forward_active(store))
@@ -94,17 +97,21 @@ def read(store: Store, layers: bool = True) -> list[Family]:
 def unions(store: Store) -> dict[str, dict[str, Unions]]:
     """Exact unions by phase and sequence length, "<=" and the label's value where lengths share their cells."""
     found: dict[str, dict[str, Unions]] = {phase: {} for phase in c.PHASES}
-    for row in list(store.rows.values()):
-        exact: dict[str, dict[int, int]] = {}
-        rest = (0, 0, 0)
+    for row in [*store.rows.values(), *store.guest_rows]:
+        shared = row.seq if row.seq.endswith("+") else f"<={row.seq}"
+        seq = shared if row.tokens is None else str(row.tokens)
+        known = found[row.phase.name].get(seq, Unions({}))
+        exact, rest = known.layers, known.rest
         for index, cells in row.layers.copy().items():
             tally = cells.union
-            if sizes := dict(sorted(tally.sizes.copy().items())):
-                exact[Layer(index).label] = sizes
+            if sizes := tally.sizes.copy():
+                already = exact.get(Layer(index).label, {})
+                for size, times in already.items():
+                    sizes[size] = sizes.get(size, 0) + times
+                exact[Layer(index).label] = dict(sorted(sizes.items()))
             rest = (rest[0] + tally.rest_count, rest[1] + tally.rest_sum, max(rest[2], tally.rest_max))
         if exact:
-            shared = row.seq if row.seq.endswith("+") else f"<={row.seq}"
-            found[row.phase.name][shared if row.tokens is None else str(row.tokens)] = Unions(exact, rest)
+            found[row.phase.name][seq] = Unions(exact, rest)
     return found
 
 
@@ -125,11 +132,10 @@ def _read_layers(store: Store, rows: list[SeqCells], put: _Put) -> None:
     counters: dict[str, dict[LabelValues, Value]] = {metric.name: {} for metric, _ in _LAYER_COUNTERS}
     experts: dict[LabelValues, Value] = {}
     largest: dict[LabelValues, Value] = {}
-    candidates: dict[LabelValues, Value] = {}
     prefetch_hits: dict[LabelValues, Value] = {}
     for phase in c.PHASES:
         of_phase = [row.layers for row in rows if row.phase.name == phase]
-        used = wasted = hits = 0
+        hits = 0
         for layer in layers:
             cells = [by_index[layer.index] for by_index in of_phase if layer.index in by_index]
             labels = (phase, layer.label)
@@ -140,20 +146,24 @@ def _read_layers(store: Store, rows: list[SeqCells], put: _Put) -> None:
             experts[labels] = sum([cell.union.sum() for cell in cells])
             if top := max([cell.union.max() for cell in cells], default=0):
                 largest[labels] = top
-            used += sum([cell.recalled for cell in cells])
-            wasted += sum([cell.wasted for cell in cells])
             hits += sum([cell.prefetch_hits for cell in cells])
-        candidates[phase, "used"], candidates[phase, "wasted"] = used, wasted
         prefetch_hits[(phase,)] = hits
     for metric, _ in _LAYER_COUNTERS:
         put(metric, counters[metric.name].items())
     put(c.LAYER_EXPERTS, experts.items())
     put(c.LAYER_UNION_MAX, largest.items())
-    put(c.PREDICTOR_CANDIDATES, candidates.items())
     put(c.PREFETCH_HITS, prefetch_hits.items())
     for metric, name in ((c.POOL_CAPACITY, "capacity"), (c.POOL_RESIDENT, "resident"), (c.LOAD_PEAK, "load_peak")):
         gauges = ((layer.label, getattr(layer, name)) for layer in layers)
         put(metric, (((label,), value) for label, value in gauges if value is not None))
+
+
+def _candidates(passes: list[SeqCells]) -> Iterator[tuple[LabelValues, Value]]:
+    """Of the recorder's passes only: guests know of predictions that were routed, and not of the wasted ones."""
+    for phase in c.PHASES:
+        cells = list(_cells([row for row in passes if row.phase.name == phase]))
+        yield (phase, "used"), sum([cell.recalled for cell in cells])
+        yield (phase, "wasted"), sum([cell.wasted for cell in cells])
 
 
 # -- by phase and sequence length -----------------------------------------------------------------------------

@@ -71,6 +71,7 @@ class Store:
         self.phases = {name: PhaseCells(name) for name in catalog.PHASES}
         self.rows: dict[tuple[str, int | str], SeqCells] = {}
         self.forwards: dict[tuple[object, int], SeqCells] = {}  # forward()'s arguments -> its row
+        self.guest_rows: list[SeqCells] = []  # rows of another set of hooks than the recorder's (profiling)
         self.layers: dict[int, Layer] = {}
         self.has_lookups = False
         self.has_predictor = False
@@ -190,7 +191,7 @@ class Store:
             layer.resident = resident
         if capacity is not None and capacity != layer.capacity:
             layer.capacity = capacity
-            for row in list(self.rows.values()):
+            for row in [*self.rows.values(), *self.guest_rows]:
                 cells = row.layers.get(layer.index)
                 if cells is not None:
                     cells.capacity = capacity

@@ -35,6 +35,12 @@ def _is_lazy(value: object) -> bool:
     return any(kind.__module__.partition(".")[0] == "mlx" for kind in type(value).__mro__)
 
 
+def refuse_lazy(value: object) -> None:
+    """Refuse an array whose reading would evaluate it."""
+    if _is_lazy(value):
+        raise Refused("lazy_array", value)
+
+
 def seconds(value: Any) -> float:
     """A duration as a float, from 0 to MAX_SECONDS."""
     return float(_number(value, MAX_SECONDS))

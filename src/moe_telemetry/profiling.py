@@ -1,0 +1,272 @@
+"""Drop-in for a streaming runtime's private module of timing dicts: the same names, and live telemetry behind them.
+
+    from moe_telemetry.profiling import *
+
+in place of the runtime's own module is enough. The dicts hold what they always held; while telemetry runs, what
+reaches them reaches the metrics too (docs/profiling.md: which label comes from where, and what cannot be known).
+
+Flags are read from the environment at import and are on when the variable is exactly 1. The functions raise no
+Exception: what they cannot take is dropped and counted.
+"""
+
+from __future__ import annotations
+
+import os
+from time import perf_counter
+from typing import Any
+
+from . import recording, values
+from .catalog import SEGMENTS
+from .hooks import Phase
+from .profiling_misses import add_misses, attribute, truth
+from .profiling_state import (
+    MISS_ATTRIB,
+    PREDICT_RECALL_PROF,
+    PREFETCH_TPROF,
+    PROF,
+    WINDOW_PROF,
+    by_key,
+    flow,
+    lose,
+    switch,
+)
+from .profiling_times import Series
+from .profiling_unions import View
+from .store import Store
+
+__all__ = [
+    "MISS_ATTRIB",
+    "PREDICT_RECALL_PROF",
+    "PREFETCH_TPROF",
+    "PROF",
+    "TPROF_ON",
+    "UNION_ON",
+    "UNION_PROF",
+    "UNION_SAMPLES",
+    "WINDOW_PROF",
+    "_PROF_ON",
+    "_tick",
+    "note_miss_attrib",
+    "note_tprof",
+    "note_union",
+    "prof_reset",
+    "set_phase",
+    "tprof_reset",
+    "union_reset",
+]
+
+_PROF_ON = os.environ.get("STREAM_PROF") == "1"
+TPROF_ON = os.environ.get("PREFETCH_TPROF") == "1"
+UNION_ON = os.environ.get("UNION_PROF") == "1"
+
+UNION_PROF: dict[int, list[int]] = View(flow.unions.sums, flow.reset_unions)
+"""By sequence length: sum of the unions' sizes, and layer calls."""
+UNION_SAMPLES: dict[int, dict[int, Any]] = View(flow.unions.samples, flow.reset_unions)
+"""By sequence length and layer: every union's size (a sequence; its order is not that of the calls)."""
+
+_raw_block: dict[str, list[Any]] = {}
+_raw_prefetch: dict[str, tuple[list[Any], str | None]] = {}
+"""Segments in use, with the lists that their seconds go to: empty at each start, so that the first use is seen."""
+_update = dict.update
+_fast = flow.unions.fast
+_active = flow.home.active
+_live = False
+
+
+# -- the functions ----------------------------------------------------------------------------------------------
+
+
+def note_tprof(seg: str, dt: float, *, count_key: str | None = None, count: int = 1) -> None:
+    """Add `dt` seconds to a segment of PREFETCH_TPROF, and `count` to the entry `count_key`."""
+    try:
+        if _live:
+            seconds, counter = _raw_prefetch[seg]
+            if count_key == counter and count == 1:
+                seconds.append(dt)
+                if len(seconds) > Series.LIMIT:
+                    flow.touched(by_key[seg])
+                return
+            _note_other(seg, dt, count_key, count)
+            return
+        PREFETCH_TPROF[seg] += dt
+        if count_key is not None:
+            PREFETCH_TPROF[count_key] += count
+    except Exception as error:
+        _note_first(error, seg, dt, count_key, count)
+
+
+def _note_first(error: Exception, seg: Any, dt: Any, count_key: Any, count: Any) -> None:
+    """The first use of a segment since the start; or of one that does not exist, or a runtime's own."""
+    try:
+        if not _live or seg in _raw_prefetch:
+            raise error
+        series = by_key.get(seg)
+        if series is not None and series.target is PREFETCH_TPROF and seg in PREFETCH_TPROF:
+            _raw_prefetch[seg] = (series.values, series.counter)
+            flow.touched(series)
+            note_tprof(seg, dt, count_key=count_key, count=count)
+            return
+        PREFETCH_TPROF[seg] += dt
+        if count_key is not None:
+            PREFETCH_TPROF[count_key] += count
+    except Exception as reason:
+        lose("note_tprof", reason)
+
+
+def _note_other(seg: str, dt: Any, count_key: Any, count: Any) -> None:
+    """Seconds without the segment's own count: they are not to be counted by their number."""
+    series = by_key[seg]
+    if series.counter is not None:
+        series.settle()
+        PREFETCH_TPROF[seg] += dt
+    else:
+        series.values.append(dt)
+        if len(series.values) > Series.LIMIT:
+            flow.touched(series)
+    if count_key == "place_experts" and type(count) is int and count >= 0:
+        _update(PREFETCH_TPROF, place_experts=dict.__getitem__(PREFETCH_TPROF, "place_experts") + count)
+        flow.placed(count)
+    elif count_key is not None:
+        PREFETCH_TPROF[count_key] += count
+
+
+def _tick(seg: str, t0: float) -> None:
+    """Add the seconds since `t0`, a `time.perf_counter()`, to a segment of PROF."""
+    try:
+        if _live:
+            seconds = _raw_block[seg]
+            seconds.append(perf_counter() - t0)
+            if len(seconds) > Series.LIMIT:
+                flow.touched(by_key[seg])
+            return
+        PROF[seg] += perf_counter() - t0
+    except Exception as error:
+        _tick_first(error, seg, t0)
+
+
+def _tick_first(error: Exception, seg: Any, t0: Any) -> None:
+    try:
+        if not _live or seg in _raw_block:
+            raise error
+        if seg in SEGMENTS and seg in PROF:
+            _raw_block[seg] = by_key[seg].values
+            flow.touched(by_key[seg])
+            _tick(seg, t0)
+            return
+        PROF[seg] += perf_counter() - t0
+    except Exception as reason:
+        lose("_tick", reason)
+
+
+def note_union(seq: int, union_count: int, layer_idx: int = -1) -> None:
+    """Count one layer call that routed to `union_count` distinct experts, in a pass of `seq` tokens."""
+    try:
+        if flow.busy or _active:
+            _union(seq, union_count, layer_idx)
+            return
+        cells = _fast[seq][layer_idx]
+        cells.sizes[union_count] += 1
+        cells.unknown += 1
+        if union_count > cells.capacity:
+            cells.overflows += 1
+        flow.seq = seq
+        flow.layer = layer_idx
+    except Exception:  # most often a length, layer or size that is new
+        _union(seq, union_count, layer_idx)
+
+
+def _union(seq: Any, union_count: Any, layer_idx: Any) -> None:
+    try:
+        seq, size = _int(seq), _int(union_count)
+        layer = -1 if layer_idx is None or (layer_idx := _int(layer_idx)) < 0 else layer_idx
+        if flow.busy or _active:
+            flow.union(seq, size, layer)
+            return
+        phase = flow.of(seq)
+        cells = flow.unions.add(phase, seq, size, layer)
+        if cells is not None:
+            cells.unknown += 1
+            flow.unions.remember(phase, seq)
+        flow.seq, flow.layer = seq, layer
+    except Exception as error:
+        lose("note_union", error)
+
+
+def _int(value: Any) -> int:
+    if type(value) is int:
+        return value
+    values.refuse_lazy(value)
+    return int(value)
+
+
+def note_miss_attrib(uniq: Any, predicted: Any, resident: Any, is_decode: bool, ready: Any = None) -> None:
+    """Count what became of one layer's routed experts; call it after promote and before acquire.
+
+    Args:
+        uniq: ids of the routed experts. The dict counts an id as often as it comes, the metrics once.
+        predicted: ids that were predicted; None for none.
+        resident: ids in the pool now; anything that knows `in`.
+        is_decode: whether the pass is decode (or verify).
+        ready: predicted ids whose read has finished; None for none.
+    """
+    try:
+        decode = is_decode if type(is_decode) is bool else truth(is_decode)
+        counted, found = attribute(uniq, predicted, resident, ready)
+        add_misses(MISS_ATTRIB, decode, counted)
+        if _live:
+            cells, untold = flow.misses("decode" if decode else "prefill")
+            cells.hit += found.hits
+            cells.miss_timing += found.late
+            cells.miss_evicted += found.evicted
+            cells.miss_unpredicted += found.unpredicted
+            cells.prefetch_hits += found.by_prefetch
+            if not untold:
+                return
+            if found.hits == found.routed:
+                cells.all_hit += 1
+            else:
+                cells.partial += 1
+    except Exception as error:
+        lose("note_miss_attrib", error)
+
+
+# -- phases, resets, start and stop -----------------------------------------------------------------------------
+
+
+def set_phase(phase: Phase | str | None) -> None:
+    """Name the phase of what comes from now on: prefill or decode; None lets the calls tell it again."""
+    try:
+        flow.set_phase(None if phase is None else flow.home.phase(phase).name)
+    except Exception as error:
+        lose("set_phase", error)
+
+
+def tprof_reset() -> None:
+    """Set PREFETCH_TPROF to zero; the metrics keep their totals, as with every reset."""
+    for key in list(PREFETCH_TPROF):
+        PREFETCH_TPROF[key] = 0 if isinstance(PREFETCH_TPROF[key], int) else 0.0
+
+
+def prof_reset() -> None:
+    """Set every entry of PROF to 0.0."""
+    for key in list(PROF):
+        PROF[key] = 0.0
+
+
+def union_reset() -> None:
+    """Empty UNION_PROF and UNION_SAMPLES."""
+    flow.reset_unions()
+
+
+def _follow(store: Store | None) -> None:
+    """Go where the global recorder goes."""
+    global _live, _active  # noqa: PLW0603
+    _live = False
+    switch(store)
+    _raw_block.clear()
+    _raw_prefetch.clear()
+    _active = flow.home.active
+    _live = store is not None
+
+
+recording.follow(_follow)

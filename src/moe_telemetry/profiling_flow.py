@@ -1,0 +1,259 @@
+"""Which pass and layer the drop-in's calls belong to: the labels that the seed's functions were never given.
+
+A union names its layer and sequence length, `note_miss_attrib` the phase. One layer of one pass comes as predict,
+submit, window, promote (take, route, place) and the union, in an order of the runtime's; then its misses, fetch,
+matmul, combine. What decides the phase is `note_miss_attrib` where unions wait for it, else the union itself. So the
+seconds that come before their layer's decision wait for it, and those behind it belong to the layer decided last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from threading import get_ident
+
+from .cells import LayerCells
+from .profiling_balances import MissBalance, RecallBalance
+from .profiling_times import Lose, Series
+from .profiling_unions import UNKNOWN, Unions, takes
+from .store import NONE, Store
+
+BATCH = 48
+"""Seconds of a segment are put into buckets when so many belong to passes of a known phase."""
+
+
+class Flow:
+    """Where the runtime is, and what waits for a label.
+
+    `busy` says that `note_union` must come here; otherwise it writes to cells by itself.
+    """
+
+    def __init__(self, home: Store, series: Iterable[Series], lose: Lose, waits: bool) -> None:
+        self.home = home
+        self.unions = Unions(home)
+        self._series = tuple(series)
+        self._lose = lose
+        self._waits_at_first = waits
+        self._explicit: str | None = None
+        self._begin(live=False)
+
+    def move(self, home: Store, live: bool) -> None:
+        """Hand over everything to the store so far, then count for another one."""
+        self.flush()
+        self.home = home
+        self.unions.move(home)
+        self._begin(live)
+
+    def _begin(self, live: bool) -> None:
+        self.waits = self.busy = self._waits_at_first and live
+        self.timed = False
+        self.seq, self.layer = UNKNOWN, NONE  # of the last union
+        self.phase = self._explicit or "decode"  # of the layer decided last
+        self._pending_phase: str | None = None
+        self._end = 0  # last layer of the pass before
+        self._marked = True  # the series' marks are those of the last decision
+        self._late: bool | None = None  # promote comes behind its layer's decision; None: not seen yet
+        self._calls = self._placed = 0
+        self.miss = MissBalance()
+        self.recall = RecallBalance()
+        for series in self._series:
+            series.mark = 0
+            if series.promote:
+                series.before = True
+
+    # -- phases ----------------------------------------------------------------------------------------------
+
+    def set_phase(self, phase: str | None) -> None:
+        """The phase of everything from now on; None: by the rules again."""
+        self.flush()
+        self._explicit = phase
+        self.unions.fast.clear()
+        self.phase = phase or self.known()
+
+    def told(self) -> str | None:
+        """The phase that the runtime has named: by `set_phase`, or by the recorder's pass of this thread."""
+        if self._explicit is not None:
+            return self._explicit
+        active = self.home.active
+        return active[get_ident()][0] if active and get_ident() in active else None
+
+    def of(self, seq: int) -> str:
+        """The phase of a pass of which only the length is known."""
+        return self.told() or ("decode" if seq <= self.home.decode_seq_max else "prefill")
+
+    def known(self) -> str:
+        """The phase as far as it is known now, for what can wait no longer."""
+        told = self.told()
+        if told is None and not self.busy and self.seq != UNKNOWN:
+            return self.of(self.seq)
+        return told or self.phase
+
+    def watch(self) -> None:
+        """From now on there is something that a union may decide."""
+        if not self.busy:
+            self.phase = self.known()
+            self.busy = True
+
+    # -- unions and decisions ----------------------------------------------------------------------------------
+
+    def union(self, seq: int, size: int, layer: int) -> None:
+        """A union, with its consequences for what waits."""
+        if not takes(seq, size, layer):
+            self.unions.add("decode", seq, size, layer)
+        self.settle_counts()
+        if self.unions.pending is not None:
+            self.resolve()
+        begins = layer <= self.layer or seq != self.seq or layer < 0
+        if begins and self.layer >= 0:
+            self._end = self.layer
+        self.seq, self.layer = seq, layer
+        if self.waits:
+            if begins and self.timed:
+                for series in self._series:
+                    if not series.before:
+                        series.mark = len(series.values)
+            self._pending_phase = self.told()
+            self.unions.pending = (seq, size, layer)
+            return
+        phase = self.of(seq)
+        if begins or phase != self.phase or layer >= self._end or self._late is None:
+            self._decide(phase, layer, waited=False)
+        else:
+            self._marked = False
+        cells = self.unions.add(phase, seq, size, layer)
+        if cells is not None:
+            cells.unknown += 1
+
+    def misses(self, phase: str) -> tuple[LayerCells, bool]:
+        """Cells for the lookups of the layer at hand, and whether they are the first to tell of the layer call."""
+        self.settle_counts()
+        pending = self.unions.pending
+        untold = self.waits or self.seq == UNKNOWN
+        self.waits = True
+        self.watch()
+        if pending is None:
+            self._decide(self.told() or phase, self.layer, waited=False)
+            return self.unions.cells(phase, self.seq, self.layer), untold
+        seq, size, layer = pending
+        self._decide(self.told() or phase, layer, waited=True)
+        self.unions.pending = None
+        cells = self.unions.add(phase, seq, size, layer)
+        return (self.unions.cells(phase, seq, layer) if cells is None else cells), True
+
+    def resolve(self) -> None:
+        """Count the union that no `note_miss_attrib` came for."""
+        pending = self.unions.pending
+        if pending is None:
+            return
+        seq, size, layer = pending
+        phase = self._pending_phase or self.of(seq)
+        self._decide(phase, layer, waited=True)
+        self.unions.pending = None
+        try:
+            cells = self.unions.add(phase, seq, size, layer)
+            if cells is not None:
+                cells.unknown += 1
+        except Exception as error:
+            self._lose("note_union", error)
+
+    def _decide(self, phase: str, layer: int, waited: bool) -> None:
+        """The layer at hand is of this phase; `waited`: since its union."""
+        if not waited and self._late is None and self.timed:
+            self._learn_order()
+        if phase != self.phase:
+            self._change(phase, waited)
+        if self.recall.owed:
+            self.recall.add(self.unions.cells(phase, self.seq, layer))
+        cells = self.home.phases[phase]
+        if self._calls:
+            calls, self._calls = self._calls, 0
+            cells.block_calls += calls
+        if self._placed:
+            placed, self._placed = self._placed, 0
+            cells.placed += placed
+        if self.timed:
+            self._marked = layer >= self._end or layer < 0
+            if self._marked:
+                for series in self._series:
+                    number = len(series.values)
+                    if number >= BATCH:
+                        series.drain(number, cells)
+                    elif series.before:
+                        series.mark = number
+
+    def _learn_order(self) -> None:
+        """Where a union decides at once, promote's seconds may come behind it: the first layer shows whether."""
+        promoted = self._placed > 0 or any(series.values for series in self._series if series.promote)
+        if promoted or any(series.values for series in self._series if series.before and not series.promote):
+            self._late = not promoted
+            for series in self._series:
+                if series.promote:
+                    series.before = promoted
+
+    def _change(self, phase: str, waited: bool) -> None:
+        """Put what belongs to the passes behind into their phase; the rest waits on, for the new one."""
+        old = self.home.phases[self.phase]
+        if self._late and self._placed:
+            placed, self._placed = self._placed, 0
+            old.placed += placed
+        for series in self._series:
+            number = len(series.values)
+            if not series.before:
+                cut = series.mark if waited else number
+            elif self._marked:
+                cut = series.mark
+            else:  # the pass before ended early: one value of a segment is the layer's at hand
+                cut = max(series.mark, number - 1)
+            series.drain(cut, old)
+        self.phase = phase
+
+    def reset_unions(self) -> None:
+        """Empty the dicts of unions."""
+        self.resolve()
+        self.unions.reset()
+
+    # -- seconds and counts ------------------------------------------------------------------------------------
+
+    def touched(self, series: Series) -> None:
+        """A series has got its first value, or too many to wait longer."""
+        self.timed = True
+        self.watch()
+        if len(series.values) > Series.LIMIT:
+            series.drain(len(series.values), self.home.phases[self.known()])
+
+    def called(self, number: int) -> None:
+        """Calls of the MoE block: of the layer that is open, or of the one decided last."""
+        self.watch()
+        waits = self.unions.pending is not None or any(
+            len(series.values) > series.mark for series in self._series if series.before
+        )
+        if waits:
+            self._calls += number
+        else:
+            self.home.phases[self.phase].block_calls += number
+
+    def placed(self, number: int) -> None:
+        """Experts that promote placed; they wait as its seconds do."""
+        self.watch()
+        self._placed += number
+
+    def settle_counts(self) -> None:
+        """Export what in-place writes have added up to, as far as its layer and phase are known."""
+        if self.miss.owed:
+            self.miss.add(
+                self.unions.cells("prefill", self.seq, self.layer) if self.miss.owes_prefill() else None,
+                self.unions.cells("decode", self.seq, self.layer) if self.miss.owes_decode() else None,
+            )
+        if self.recall.owed and self.unions.pending is None:
+            self.recall.add(self.unions.cells(self.known(), self.seq, self.layer))
+
+    def flush(self) -> None:
+        """Give everything that waits the phase known last."""
+        self.settle_counts()
+        self.resolve()
+        self.settle_counts()
+        cells = self.home.phases[self.known()]
+        for series in self._series:
+            series.drain(len(series.values), cells)
+        cells.block_calls += self._calls
+        cells.placed += self._placed
+        self._calls = self._placed = 0
