@@ -28,14 +28,13 @@ def seconds(text: str) -> float:
 
 @dataclass(frozen=True)
 class Windows:
-    """Seconds. `short` is the window of every rate; a baseline is the median of the last `long` seconds that end
-    `offset` seconds ago (the short window and the alert's own wait), of at least `least` seconds of samples."""
+    """Seconds. `short` is the window of every rate; a baseline is the median of the last `long` seconds that end before
+    the short window and the alert's own wait, of at least `least` seconds of samples."""
 
     scrape: float = 5
     evaluation: float = 15
     short: float = 300
     long: float = 3600
-    offset: float = 600
     least: float = 300
     tolerance: float = 60
     """How long lost scrapes do not matter to the run's identity."""
@@ -58,7 +57,7 @@ class Thresholds:
     hit_rate_drop: float = 0.1
     baseline_floor: float = 0.2
     """A drop is judged only against a usual value above this."""
-    prefetch_late: float = 0.05
+    prefetch_late: float = 0.1
     eviction_thrash: float = 0.02
     decode_slow: float = 1.0
     decode_slow_ratio: float = 0.5
@@ -66,8 +65,13 @@ class Thresholds:
     busy_floor: float = 0.01
     """Share of time in forward passes below which tok/s and stall share are not recorded."""
     forward_hung: float = 120.0
+    """Age of a decode pass."""
+    forward_hung_prefill: float = 900.0
+    """Age of a prefill pass: a long prompt in one pass takes minutes where experts are streamed."""
     read_latency: float = 0.08192
     """On a bucket's bound, where the comparison is exact whatever the interpolation."""
+    reads_floor: float = 1.0
+    """Reads a second below which their p99 is not recorded."""
     mlx_memory: float = 0.9
     detached_tokens: float = 0.1
 
@@ -79,7 +83,8 @@ class Config:
     job: str = "moe"
     windows: Windows = field(default_factory=Windows)
     thresholds: Thresholds = field(default_factory=Thresholds)
-    runbook_url: str = "https://github.com/moe-telemetry/moe-telemetry/blob/main/docs/runbook.md"
+    runbook_url: str = "https://example.org/moe_telemetry/runbook.md"
+    """Where docs/runbook.md is published; `export --runbook-url` sets it."""
     datasource_uid: str = "moe-prometheus"
     time_scale: float = 1.0
     """Divides every wait of an alert, for end-to-end tests; the windows are scaled by whoever makes them."""
@@ -99,7 +104,6 @@ class Config:
             evaluation=1,
             short=max(4, old.short / factor),
             long=old.long / factor,
-            offset=old.offset / factor,
             least=old.least / factor,
             tolerance=3,
         )
