@@ -72,7 +72,8 @@ class Thresholds:
     """On a bucket's bound, where the comparison is exact whatever the interpolation."""
     reads_floor: float = 1.0
     """Reads a second below which their p99 is not recorded."""
-    mlx_memory: float = 0.9
+    mlx_memory: float = 0.6
+    """Of MLX's limit, which on Metal is 1.5 times the recommended working set: 90 % of that set."""
     detached_tokens: float = 0.1
 
 
