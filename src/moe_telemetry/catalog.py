@@ -31,7 +31,8 @@ class Label:
         return self.key.replace(".", "_")
 
 
-_UNIT_SUFFIX = {"s": "_seconds", "By": "_bytes"}
+UNIT_SUFFIX = {"s": "_seconds", "By": "_bytes"}
+"""What the Prometheus exporter appends for a unit; units in braces leave no trace."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Metric:
     @property
     def prometheus(self) -> str:
         """The name as scraped, by the exporter's rules: dots, the unit's suffix, `_total` behind counters."""
-        suffix = _UNIT_SUFFIX.get(self.unit, "") + ("_total" if self.kind is Kind.COUNTER else "")
+        suffix = UNIT_SUFFIX.get(self.unit, "") + ("_total" if self.kind is Kind.COUNTER else "")
         return self.name.replace(".", "_") + suffix
 
     def label(self, key: str) -> Label:
