@@ -53,6 +53,11 @@ def rate(metric: Metric, window: str, *scope: str, part: str = "", **labels: str
     return f"rate({select(metric, *scope, part=part, **labels)}[{window}])"
 
 
+def increase(metric: Metric, window: str, *scope: str, part: str = "", **labels: str) -> str:
+    """Growth of a counter, or of a part of a histogram, over the window."""
+    return rate(metric, window, *scope, part=part, **labels).replace("rate(", "increase(", 1)
+
+
 def sum_by(keys: Iterable[str], inner: str) -> str:
     """Sum over everything but `keys`."""
     return f"sum by ({', '.join(keys)}) ({inner})"
