@@ -24,7 +24,7 @@ LAYERS = (
     {"values", "cells", "hooks", "processes"},
     {"store", "settings"},
     {"recording", "series"},
-    {"host", "snapshot", "collection"},
+    {"host", "snapshot", "collection", "exposition"},
     {"readers", "otlp", "endpoint"},
     {"telemetry"},
     {"testing"},

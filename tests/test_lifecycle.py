@@ -525,3 +525,15 @@ def test_no_series_of_the_sdks_own_making(start, recorder) -> None:
     for unwanted in ("otel_metric_overflow", "otel_scope", "_created", "target_target"):
         assert unwanted not in text
     assert 257 == len({labels for name, labels in samples(text) if name == "moe_layer_experts_total"}) / 2
+
+
+def test_a_pass_cut_off_by_stop_does_not_age() -> None:
+    """After stop() no forward pass is in progress."""
+    recorder = mt.Recorder()
+    telemetry = mt.start(port=0, recorder=recorder)
+    recorder.forward(1)
+    recorder.forward_done(0.1)
+    recorder.forward(1)
+    telemetry.stop()
+    ages = [series["value"] for series in telemetry.snapshot()["metrics"]["moe.forward.active"]["series"]]
+    assert [0.0, 0.0] == ages
