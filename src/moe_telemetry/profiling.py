@@ -18,7 +18,7 @@ from typing import Any
 from . import recording, values
 from .catalog import SEGMENTS
 from .hooks import Phase
-from .profiling_misses import add_misses, attribute, truth
+from .profiling_misses import add_plain, among, read_items, repeats, truth
 from .profiling_state import (
     MISS_ATTRIB,
     PREDICT_RECALL_PROF,
@@ -28,6 +28,7 @@ from .profiling_state import (
     by_key,
     flow,
     lose,
+    misses,
     switch,
 )
 from .profiling_times import Series
@@ -67,9 +68,10 @@ UNION_SAMPLES: dict[int, dict[int, Any]] = View(flow.unions.samples, flow.reset_
 _raw_block: dict[str, list[Any]] = {}
 _raw_prefetch: dict[str, tuple[list[Any], str | None]] = {}
 """Segments in use, with the lists that their seconds go to: empty at each start, so that the first use is seen."""
-_update = dict.update
+_placed = by_key["place_experts"].raw
 _fast = flow.unions.fast
 _active = flow.home.active
+_decode, _prefill = misses.decode, misses.prefill
 _live = False
 
 
@@ -85,6 +87,13 @@ def note_tprof(seg: str, dt: float, *, count_key: str | None = None, count: int 
                 seconds.append(dt)
                 if len(seconds) > Series.LIMIT:
                     flow.touched(by_key[seg])
+                return
+            if count_key == "place_experts" and counter is None:
+                seconds.append(dt)
+                _placed.append(count)
+                if len(seconds) > Series.LIMIT or len(_placed) > Series.LIMIT:
+                    flow.touched(by_key[seg])
+                    flow.touched(by_key[count_key])
                 return
             _note_other(seg, dt, count_key, count)
             return
@@ -102,7 +111,7 @@ def _note_first(error: Exception, seg: Any, dt: Any, count_key: Any, count: Any)
             raise error
         series = by_key.get(seg)
         if series is not None and series.target is PREFETCH_TPROF and seg in PREFETCH_TPROF:
-            _raw_prefetch[seg] = (series.values, series.counter)
+            _raw_prefetch[seg] = (series.raw, series.counter)
             flow.touched(series)
             note_tprof(seg, dt, count_key=count_key, count=count)
             return
@@ -114,19 +123,15 @@ def _note_first(error: Exception, seg: Any, dt: Any, count_key: Any, count: Any)
 
 
 def _note_other(seg: str, dt: Any, count_key: Any, count: Any) -> None:
-    """Seconds without the segment's own count: they are not to be counted by their number."""
+    """Seconds with another count than their number."""
     series = by_key[seg]
     if series.counter is not None:
-        series.settle()
         PREFETCH_TPROF[seg] += dt
     else:
-        series.values.append(dt)
-        if len(series.values) > Series.LIMIT:
+        series.raw.append(dt)
+        if len(series.raw) > Series.LIMIT:
             flow.touched(series)
-    if count_key == "place_experts" and type(count) is int and count >= 0:
-        _update(PREFETCH_TPROF, place_experts=dict.__getitem__(PREFETCH_TPROF, "place_experts") + count)
-        flow.placed(count)
-    elif count_key is not None:
+    if count_key is not None:
         PREFETCH_TPROF[count_key] += count
 
 
@@ -149,7 +154,7 @@ def _tick_first(error: Exception, seg: Any, t0: Any) -> None:
         if not _live or seg in _raw_block:
             raise error
         if seg in SEGMENTS and seg in PROF:
-            _raw_block[seg] = by_key[seg].values
+            _raw_block[seg] = by_key[seg].raw
             flow.touched(by_key[seg])
             _tick(seg, t0)
             return
@@ -199,7 +204,10 @@ def _int(value: Any) -> int:
     return int(value)
 
 
-def note_miss_attrib(uniq: Any, predicted: Any, resident: Any, is_decode: bool, ready: Any = None) -> None:
+# One body: a call costs as much as four increments, and this is called for every layer of every pass.
+def note_miss_attrib(  # noqa: PLR0912, PLR0915
+    uniq: Any, predicted: Any, resident: Any, is_decode: bool, ready: Any = None
+) -> None:
     """Count what became of one layer's routed experts; call it after promote and before acquire.
 
     Args:
@@ -211,23 +219,63 @@ def note_miss_attrib(uniq: Any, predicted: Any, resident: Any, is_decode: bool, 
     """
     try:
         decode = is_decode if type(is_decode) is bool else truth(is_decode)
-        counted, found = attribute(uniq, predicted, resident, ready)
-        add_misses(MISS_ATTRIB, decode, counted)
-        if _live:
-            cells, untold = flow.misses("decode" if decode else "prefill")
-            cells.hit += found.hits
-            cells.miss_timing += found.late
-            cells.miss_evicted += found.evicted
-            cells.miss_unpredicted += found.unpredicted
-            cells.prefetch_hits += found.by_prefetch
-            if not untold:
-                return
-            if found.hits == found.routed:
-                cells.all_hit += 1
-            else:
+        items = None
+        if type(uniq) is not set:
+            items = read_items(uniq)
+            uniq = set(items)
+        if type(resident) is not set:
+            resident = among(uniq, resident)
+        if type(predicted) is not set:
+            predicted = _NOTHING if predicted is None else among(uniq, predicted)
+        if type(ready) is not set:
+            ready = _NOTHING if ready is None else among(uniq, ready)
+        absent = uniq - resident
+        number, missed = len(uniq), len(absent)
+        late = evicted = by_prefetch = 0
+        if ready:
+            by_prefetch = len(uniq & ready & predicted)
+        if missed:
+            named = absent & predicted
+            late = len(named)
+            if late and ready:
+                evicted = len(named & ready)
+                late -= evicted
+                by_prefetch -= evicted
+        if not _live:
+            add_plain(MISS_ATTRIB, decode, number, missed, late, evicted)
+            if items is not None and len(items) != number:
+                add_plain(MISS_ATTRIB, decode, *repeats(items, absent, predicted, ready), calls=0)
+            return
+        unpredicted = missed - late - evicted
+        hits = number - missed
+        if decode:
+            cells, untold = flow.misses("decode")
+            sums = _decode
+        else:
+            cells, untold = flow.misses("prefill")
+            sums = _prefill
+        sums.calls += 1
+        sums.routed += number
+        cells.hit += hits
+        cells.prefetch_hits += by_prefetch
+        if missed:
+            sums.misses += missed
+            sums.late += late
+            sums.evicted += evicted
+            cells.miss_timing += late
+            cells.miss_evicted += evicted
+            cells.miss_unpredicted += unpredicted
+            if untold:
                 cells.partial += 1
+        elif untold:
+            cells.all_hit += 1
+        if items is not None and len(items) != number:
+            sums.add(*repeats(items, absent, predicted, ready))
     except Exception as error:
         lose("note_miss_attrib", error)
+
+
+_NOTHING: frozenset[Any] = frozenset()
 
 
 # -- phases, resets, start and stop -----------------------------------------------------------------------------

@@ -6,11 +6,26 @@ A balance that is negative in between waits until it has risen again.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from .cells import LayerCells
 
 
 class MissBalance:
     """Writes to MISS_ATTRIB: prefill is all less decode, and a miss A that is not split is late."""
+
+    # What a rise of an entry adds to and takes from.
+    _PARTS: ClassVar[dict[str, tuple[tuple[str, int], ...]]] = {
+        "resident_hit": (("hit", 1),),
+        "miss_A_predicted": (("a", 1),),
+        "miss_B_unpredicted": (("b", 1),),
+        "dec_resident_hit": (("hit", -1), ("decode_hit", 1)),
+        "dec_miss_A": (("a", -1), ("unsplit", 1)),
+        "dec_miss_B": (("b", -1), ("decode_b", 1)),
+        "dec_miss_A_timing": (("unsplit", -1), ("timing", 1)),
+        "dec_miss_A_evicted": (("unsplit", -1), ("evicted", 1)),
+    }
+    ENTRIES: ClassVar[frozenset[str]] = frozenset(_PARTS)
 
     __slots__ = ("a", "b", "decode_b", "decode_hit", "evicted", "hit", "owed", "timing", "unsplit")
 
@@ -19,15 +34,11 @@ class MissBalance:
         self.hit = self.a = self.b = 0  # prefill
         self.decode_hit = self.decode_b = self.timing = self.evicted = self.unsplit = 0
 
-    def change(self, key: str, rise: int) -> bool:
-        """A rise of one entry; False for entries that are sums of others."""
-        parts = _PARTS.get(key)
-        if parts is None:
-            return False
-        for name, sign in parts:
+    def change(self, key: str, rise: int) -> None:
+        """A rise of one of the entries."""
+        for name, sign in self._PARTS[key]:
             setattr(self, name, getattr(self, name) + sign * rise)
         self.owed = True
-        return True
 
     def owes_prefill(self) -> bool:
         """Whether there is anything to export for prefill."""
@@ -61,19 +72,6 @@ class MissBalance:
         return owed
 
 
-_PARTS: dict[str, tuple[tuple[str, int], ...]] = {
-    "resident_hit": (("hit", 1),),
-    "miss_A_predicted": (("a", 1),),
-    "miss_B_unpredicted": (("b", 1),),
-    "dec_resident_hit": (("hit", -1), ("decode_hit", 1)),
-    "dec_miss_A": (("a", -1), ("unsplit", 1)),
-    "dec_miss_B": (("b", -1), ("decode_b", 1)),
-    "dec_miss_A_timing": (("unsplit", -1), ("timing", 1)),
-    "dec_miss_A_evicted": (("unsplit", -1), ("evicted", 1)),
-}
-"""What an entry of MISS_ATTRIB adds to, and takes from."""
-
-
 class RecallBalance:
     """Writes to PREDICT_RECALL_PROF: missed is routed less recalled."""
 
@@ -83,17 +81,14 @@ class RecallBalance:
         self.owed = False
         self.recalled = self.missed = 0
 
-    def change(self, key: str, rise: int) -> bool:
-        """A rise of one entry; False for entries that say nothing of experts."""
+    def change(self, key: str, rise: int) -> None:
+        """A rise of `hit` or `routed`."""
         if key == "hit":
             self.recalled += rise
             self.missed -= rise
-        elif key == "routed":
-            self.missed += rise
         else:
-            return False
+            self.missed += rise
         self.owed = True
-        return True
 
     def add(self, cells: LayerCells) -> None:
         """Move what is owed to the cells."""

@@ -1,14 +1,14 @@
 """The drop-in's shared dicts: plain ones, and what they become while telemetry runs.
 
 Each dict is an instance of Plain, which overrides nothing that a runtime uses. Attaching telemetry changes its class
-to a live one of the same layout, detaching changes it back, as with the recorder: only then do writes cost more than
-a dict's.
+to a live one of the same layout, detaching changes it back, as with the recorder: only then do reads and writes cost
+more than a dict's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sized
+from typing import Any, Protocol
 
 from .profiling_times import Series
 
@@ -18,6 +18,16 @@ _set = dict.__setitem__
 
 Changed = Callable[[Any, Any, Any], None]
 """Told of a write: key, the value before (0 where there was none), the value now. Raises no Exception."""
+
+
+class Unsettled(Protocol):
+    """Has something that is not in the dict yet while `raw` holds anything."""
+
+    @property
+    def raw(self) -> Sized: ...
+
+    def settle(self) -> None:
+        """Bring the dict up to date."""
 
 
 class Plain(dict[str, Any]):
@@ -30,7 +40,7 @@ class Plain(dict[str, Any]):
 
 
 def watched(changed: Changed) -> type[Plain]:
-    """The class of a dict of counts: its writes are reported, its values are in place."""
+    """The class of a dict whose writes are reported, and whose values are always in place."""
 
     class Watched(Plain):
         __slots__ = ()
@@ -44,67 +54,75 @@ def watched(changed: Changed) -> type[Plain]:
     return Watched
 
 
-def timed(series: Mapping[str, Series], changed: Changed, touched: Callable[[Series], None]) -> type[Plain]:
-    """The class of a dict of seconds: `series` by key hold what is not in the dict yet, and take what is written.
+def settled(
+    entries: Mapping[str, Unsettled],
+    seconds: Mapping[str, Series],
+    changed: Changed,
+    touched: Callable[[Series], None],
+) -> type[Plain]:
+    """The class of a dict that is brought up to date when it is read: `entries` by key may hold what it lacks.
 
-    A series is `touched` when a write has left many values in it.
+    Of `seconds` the writes go into the series at once; one that has got its first value, or many, is `touched`.
     """
-    find = series.get
+    find = entries.get
+    find_seconds = seconds.get
+    limit = Series.LIMIT
 
-    class Timed(Plain):
+    class Settled(Plain):
         __slots__ = ()
 
         def __getitem__(self, key: Any) -> Any:
             found = find(key)
-            if found is not None and found.settled != len(found.values):
+            if found is not None and found.raw:
                 found.settle()
             return _getitem(self, key)
 
         def __setitem__(self, key: Any, value: Any) -> None:
-            found = find(key)
-            if found is None or found.key != key:
-                if found is not None:
+            found = find_seconds(key)
+            if found is not None and type(value) is float:
+                if found.raw:
                     found.settle()
-                before = _get(self, key, 0)
+                before = _get(self, key)
                 _set(self, key, value)
-                changed(key, before, value)
+                if type(before) is float:
+                    value -= before
+                    if value > 0.0:
+                        seen = found.seen
+                        seen.append(value)
+                        if not 1 < len(seen) < limit:
+                            touched(found)
+                    return
+                changed(key, before or 0, value)
                 return
-            if found.settled != len(found.values):
-                found.settle()
+            other = find(key)
+            if other is not None and other.raw:
+                other.settle()
             before = _get(self, key, 0)
             _set(self, key, value)
-            if type(value) is float and type(before) is float:
-                value -= before
-                if value > 0.0:
-                    found.values.append(value)
-                    found.settled += 1
-                    if found.settled < 2 or found.settled > Series.LIMIT:
-                        touched(found)
-            else:
-                changed(key, before, value)
+            changed(key, before, value)
 
     def settle(_: dict[str, Any]) -> None:
-        for found in set(series.values()):
+        for found in set(entries.values()):
             found.settle()
 
     for name in (
         *("__delitem__", "__eq__", "__iter__", "__ne__", "__or__", "__repr__", "__ror__"),
         *("clear", "copy", "get", "items", "pop", "popitem", "values"),
     ):
-        setattr(Timed, name, _behind(settle, name))
-    _write_item_by_item(Timed)
-    return Timed
+        setattr(Settled, name, _behind(settle, name))
+    _write_item_by_item(Settled)
+    return Settled
 
 
 def _behind(settle: Callable[[dict[str, Any]], None], name: str) -> Callable[..., Any]:
     method = getattr(dict, name)
 
-    def settled(self: dict[str, Any], *args: Any, **named: Any) -> Any:
+    def read(self: dict[str, Any], *args: Any, **named: Any) -> Any:
         settle(self)
         return method(self, *args, **named)
 
-    settled.__name__ = name
-    return settled
+    read.__name__ = name
+    return read
 
 
 def _write_item_by_item(kind: type[Plain]) -> None:

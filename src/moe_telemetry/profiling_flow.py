@@ -52,7 +52,7 @@ class Flow:
         self._end = 0  # last layer of the pass before
         self._marked = True  # the series' marks are those of the last decision
         self._late: bool | None = None  # promote comes behind its layer's decision; None: not seen yet
-        self._calls = self._placed = 0
+        self._calls = 0
         self.miss = MissBalance()
         self.recall = RecallBalance()
         for series in self._series:
@@ -110,7 +110,7 @@ class Flow:
             if begins and self.timed:
                 for series in self._series:
                     if not series.before:
-                        series.mark = len(series.values)
+                        series.mark = len(series)
             self._pending_phase = self.told()
             self.unions.pending = (seq, size, layer)
             return
@@ -125,16 +125,21 @@ class Flow:
 
     def misses(self, phase: str) -> tuple[LayerCells, bool]:
         """Cells for the lookups of the layer at hand, and whether they are the first to tell of the layer call."""
-        self.settle_counts()
+        if self.miss.owed or self.recall.owed:
+            self.settle_counts()
         pending = self.unions.pending
-        untold = self.waits or self.seq == UNKNOWN
-        self.waits = True
-        self.watch()
+        told = self.told() or phase if self.home.active or self._explicit else phase
         if pending is None:
-            self._decide(self.told() or phase, self.layer, waited=False)
+            untold = self.waits or self.seq == UNKNOWN
+            if not self.waits:
+                self.waits = True
+                self.watch()
+            if self.timed or told != self.phase or self._calls:
+                self._decide(told, self.layer, waited=False)
             return self.unions.cells(phase, self.seq, self.layer), untold
         seq, size, layer = pending
-        self._decide(self.told() or phase, layer, waited=True)
+        if self.timed or told != self.phase or self._calls or self.recall.owed:
+            self._decide(told, layer, waited=True)
         self.unions.pending = None
         cells = self.unions.add(phase, seq, size, layer)
         return (self.unions.cells(phase, seq, layer) if cells is None else cells), True
@@ -167,14 +172,11 @@ class Flow:
         if self._calls:
             calls, self._calls = self._calls, 0
             cells.block_calls += calls
-        if self._placed:
-            placed, self._placed = self._placed, 0
-            cells.placed += placed
         if self.timed:
             self._marked = layer >= self._end or layer < 0
             if self._marked:
                 for series in self._series:
-                    number = len(series.values)
+                    number = len(series)
                     if number >= BATCH:
                         series.drain(number, cells)
                     elif series.before:
@@ -182,8 +184,8 @@ class Flow:
 
     def _learn_order(self) -> None:
         """Where a union decides at once, promote's seconds may come behind it: the first layer shows whether."""
-        promoted = self._placed > 0 or any(series.values for series in self._series if series.promote)
-        if promoted or any(series.values for series in self._series if series.before and not series.promote):
+        promoted = any(len(series) for series in self._series if series.promote)
+        if promoted or any(len(series) for series in self._series if series.before and not series.promote):
             self._late = not promoted
             for series in self._series:
                 if series.promote:
@@ -192,11 +194,8 @@ class Flow:
     def _change(self, phase: str, waited: bool) -> None:
         """Put what belongs to the passes behind into their phase; the rest waits on, for the new one."""
         old = self.home.phases[self.phase]
-        if self._late and self._placed:
-            placed, self._placed = self._placed, 0
-            old.placed += placed
         for series in self._series:
-            number = len(series.values)
+            number = len(series)
             if not series.before:
                 cut = series.mark if waited else number
             elif self._marked:
@@ -217,24 +216,19 @@ class Flow:
         """A series has got its first value, or too many to wait longer."""
         self.timed = True
         self.watch()
-        if len(series.values) > Series.LIMIT:
-            series.drain(len(series.values), self.home.phases[self.known()])
+        if len(series) > Series.LIMIT:
+            series.drain(len(series), self.home.phases[self.known()])
 
     def called(self, number: int) -> None:
         """Calls of the MoE block: of the layer that is open, or of the one decided last."""
         self.watch()
         waits = self.unions.pending is not None or any(
-            len(series.values) > series.mark for series in self._series if series.before
+            len(series) > series.mark for series in self._series if series.before
         )
         if waits:
             self._calls += number
         else:
             self.home.phases[self.phase].block_calls += number
-
-    def placed(self, number: int) -> None:
-        """Experts that promote placed; they wait as its seconds do."""
-        self.watch()
-        self._placed += number
 
     def settle_counts(self) -> None:
         """Export what in-place writes have added up to, as far as its layer and phase are known."""
@@ -253,7 +247,6 @@ class Flow:
         self.settle_counts()
         cells = self.home.phases[self.known()]
         for series in self._series:
-            series.drain(len(series.values), cells)
+            series.drain(len(series), cells)
         cells.block_calls += self._calls
-        cells.placed += self._placed
-        self._calls = self._placed = 0
+        self._calls = 0

@@ -1,81 +1,112 @@
-"""What became of one layer's routed experts, from whatever containers a runtime keeps them in."""
+"""What became of one layer's routed experts, and MISS_ATTRIB's share of it."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sized
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from . import values
 from .values import MAX_ITEMS, Refused
 
-
-class Misses(NamedTuple):
-    """Routed experts by outcome; `by_prefetch` are the hits that were predicted and ready."""
-
-    routed: int
-    hits: int
-    late: int
-    evicted: int
-    unpredicted: int
-    by_prefetch: int
+ENTRIES = (
+    *("routed", "resident_hit", "miss_A_predicted", "miss_B_unpredicted", "n"),
+    *("dec_routed", "dec_resident_hit", "dec_miss_A", "dec_miss_B", "dec_n"),
+    *("dec_miss_A_timing", "dec_miss_A_evicted"),
+)
+"""MISS_ATTRIB's: all passes, then decode passes."""
 
 
-_NOTHING: frozenset[Any] = frozenset()
+class Sums:
+    """Layer calls of one phase that are not in the dict yet: five increments where the dict would have twelve."""
+
+    __slots__ = ("calls", "evicted", "late", "misses", "routed")
+
+    def __init__(self) -> None:
+        self.routed = self.misses = self.late = self.evicted = self.calls = 0
+
+    def add(self, routed: int, misses: int, late: int, evicted: int) -> None:
+        """Add to a layer call that is counted already."""
+        self.routed += routed
+        self.misses += misses
+        self.late += late
+        self.evicted += evicted
 
 
-def attribute(uniq: Any, predicted: Any, resident: Any, ready: Any) -> tuple[Misses, Misses]:
-    """Outcomes with each id counted as often as it comes, and with each counted once.
+class Misses:
+    """What MISS_ATTRIB lacks; the dict is brought up to date when it is read."""
 
-    `uniq`, an iterable, is read once; of `resident`, `predicted` and `ready` whatever they know of `in`.
-    """
-    items = None
-    if type(uniq) is not set:
-        items = _items(uniq)
-        uniq = set(items)
-    absent = uniq - (resident if type(resident) is set else _among(uniq, resident))
-    named = _NOTHING if predicted is None else _among(uniq, predicted)
-    done = _among(named, ready) if ready is not None and named else _NOTHING
-    evicted = len(absent & done) if done else 0
-    late = len(absent & named) - evicted if named else 0
-    number, misses = len(uniq), len(absent)
-    once = Misses(number, number - misses, late, evicted, misses - late - evicted, len(done) - evicted)
-    if items is None or len(items) == number:
-        return once, once
-    lost = [item for item in items if item in absent]
-    in_vain = [item for item in lost if item in named]
-    over = sum(item in done for item in in_vain)
-    late, unpredicted = len(in_vain) - over, len(lost) - len(in_vain)
-    return Misses(len(items), len(items) - len(lost), late, over, unpredicted, once.by_prefetch), once
+    def __init__(self, target: dict[str, int]) -> None:
+        self.prefill = Sums()
+        self.decode = Sums()
+        self._target = target
+
+    @property
+    def raw(self) -> Sized:
+        """Not empty while the dict lacks something."""
+        return "x" * (self.prefill.calls or self.decode.calls > 0)
+
+    def settle(self) -> None:
+        """Bring the dict up to date."""
+        for sums, decode in ((self.prefill, False), (self.decode, True)):
+            if sums.calls:
+                taken = (sums.routed, sums.misses, sums.late, sums.evicted, sums.calls)
+                sums.routed -= taken[0]
+                sums.misses -= taken[1]
+                sums.late -= taken[2]
+                sums.evicted -= taken[3]
+                sums.calls -= taken[4]
+                add_misses(self._target, decode, *taken)
 
 
-def add_misses(target: dict[str, int], decode: bool, found: Misses) -> None:
-    """Add one layer call to MISS_ATTRIB, without its being taken for a write of the runtime's."""
-    predicted = found.late + found.evicted
-    total = {
-        "routed": target["routed"] + found.routed,
-        "resident_hit": target["resident_hit"] + found.hits,
-        "miss_A_predicted": target["miss_A_predicted"] + predicted,
-        "miss_B_unpredicted": target["miss_B_unpredicted"] + found.unpredicted,
-        "n": target["n"] + 1,
-    }
+def add_misses(
+    target: dict[str, int], decode: bool, routed: int, misses: int, late: int, evicted: int, calls: int
+) -> None:
+    """Add layer calls to MISS_ATTRIB, without their being taken for writes of the runtime's."""
+    predicted = late + evicted
+    rises = [routed, routed - misses, predicted, misses - predicted, calls]
     if decode:
-        total["dec_routed"] = target["dec_routed"] + found.routed
-        total["dec_resident_hit"] = target["dec_resident_hit"] + found.hits
-        total["dec_miss_A"] = target["dec_miss_A"] + predicted
-        total["dec_miss_B"] = target["dec_miss_B"] + found.unpredicted
-        total["dec_n"] = target["dec_n"] + 1
-        total["dec_miss_A_timing"] = target["dec_miss_A_timing"] + found.late
-        total["dec_miss_A_evicted"] = target["dec_miss_A_evicted"] + found.evicted
-    dict.update(target, total)
+        rises += [*rises, late, evicted]
+    for entry, rise in zip(ENTRIES, rises, strict=False):
+        dict.__setitem__(target, entry, dict.__getitem__(target, entry) + rise)
 
 
-def truth(value: Any) -> bool:
-    """A condition that is not a lazy array's."""
-    values.refuse_lazy(value)
-    return bool(value)
+def add_plain(
+    target: dict[str, int], decode: bool, routed: int, misses: int, late: int, evicted: int, calls: int = 1
+) -> None:
+    """The same where writes are not watched, at half the cost."""
+    hits = routed - misses
+    target["routed"] += routed
+    target["resident_hit"] += hits
+    target["n"] += calls
+    if decode:
+        target["dec_routed"] += routed
+        target["dec_resident_hit"] += hits
+        target["dec_n"] += calls
+    if misses:
+        predicted = late + evicted
+        target["miss_A_predicted"] += predicted
+        target["miss_B_unpredicted"] += misses - predicted
+        if decode:
+            target["dec_miss_A"] += predicted
+            target["dec_miss_B"] += misses - predicted
+            target["dec_miss_A_timing"] += late
+            target["dec_miss_A_evicted"] += evicted
 
 
-def _items(ids: Any) -> list[Any]:
+def repeats(
+    items: list[Any], absent: Collection[Any], predicted: Collection[Any], ready: Collection[Any]
+) -> tuple[int, int, int, int]:
+    """Routed, misses, late and evicted of the ids that have come before among the items."""
+    seen: set[Any] = set()
+    again = [item for item in items if item in seen or seen.add(item)]  # type: ignore[func-returns-value]
+    lost = [item for item in again if item in absent]
+    in_vain = [item for item in lost if item in predicted]
+    evicted = sum(item in ready for item in in_vain)
+    return len(again), len(lost), len(in_vain) - evicted, evicted
+
+
+def read_items(ids: Any) -> list[Any]:
     """An iterable's items, read once."""
     values.refuse_lazy(ids)
     items = list(islice(iter(ids), MAX_ITEMS + 1))
@@ -87,11 +118,17 @@ def _items(ids: Any) -> list[Any]:
     return items
 
 
-def _among(ids: Any, container: Any) -> Any:
+def among(ids: Any, container: Any) -> set[Any]:
     """Those of the ids that a container holds."""
     if isinstance(container, (set, frozenset)):
-        return ids & container
+        return set(ids & container)
     values.refuse_lazy(container)
     if hasattr(container, "__contains__"):
         return {item for item in ids if item in container}
-    return ids & set(_items(container))
+    return set(ids) & set(read_items(container))
+
+
+def truth(value: Any) -> bool:
+    """A condition that is not a lazy array's."""
+    values.refuse_lazy(value)
+    return bool(value)

@@ -12,9 +12,11 @@ from typing import Any
 from . import values
 from .catalog import SEGMENTS, STAGES, STEPS
 from .cells import HistogramCell, PhaseCells
-from .profiling_dicts import Plain, timed, watched
+from .profiling_balances import MissBalance, RecallBalance
+from .profiling_dicts import Changed, Plain, settled, watched
 from .profiling_flow import Flow
-from .profiling_times import Series
+from .profiling_misses import ENTRIES, Misses
+from .profiling_times import Series, placed_into, seconds_into
 from .recording import LOG_INTERVAL
 from .store import Identity, Store, logger
 from .values import Refused
@@ -38,20 +40,7 @@ PREFETCH_TPROF: dict[str, float] = Plain(
     place_experts=0,
 )
 """Host seconds and calls of the prefetch stages, seconds of the steps inside promote, experts placed."""
-MISS_ATTRIB: dict[str, int] = Plain(
-    routed=0,
-    resident_hit=0,
-    miss_A_predicted=0,
-    miss_B_unpredicted=0,
-    n=0,
-    dec_routed=0,
-    dec_resident_hit=0,
-    dec_miss_A=0,
-    dec_miss_B=0,
-    dec_n=0,
-    dec_miss_A_timing=0,
-    dec_miss_A_evicted=0,
-)
+MISS_ATTRIB: dict[str, int] = Plain(dict.fromkeys(ENTRIES, 0))
 """Routed experts by what became of them, over all passes and (`dec_`) over decode passes."""
 
 
@@ -69,33 +58,25 @@ def lose(hook: str, error: Exception) -> None:
             logger.warning("profiling.%s() dropped a record: %s (%s)", hook, reason, detail)
 
 
-Cell = Callable[[PhaseCells], HistogramCell]
-
-
-def _block(segment: str) -> Cell:
-    return lambda cells: cells.block[segment]
-
-
-def _stage(stage: str) -> Cell:
-    return lambda cells: cells.prefetch[stage]
-
-
-def _step(step: str) -> Cell:
-    return lambda cells: cells.promote[step]
-
-
-def _window(cells: PhaseCells) -> HistogramCell:
-    return cells.window
+def _of(name: str, key: str) -> Callable[[PhaseCells], HistogramCell]:
+    return lambda cells: getattr(cells, name)[key]
 
 
 _ALL = (
-    *(Series(PROF, segment, _block(segment), lose, before=segment == "route") for segment in SEGMENTS),
-    Series(WINDOW_PROF, "sum_s", _window, lose, before=True),
+    *(Series(PROF, key, seconds_into(_of("block", key)), lose, before=key == "route") for key in SEGMENTS),
+    Series(WINDOW_PROF, "sum_s", seconds_into(lambda cells: cells.window), lose, before=True),
     *(
-        Series(PREFETCH_TPROF, f"{stage}_s", _stage(stage), lose, True, f"{stage}_n", stage == "promote")
-        for stage in STAGES
+        Series(
+            *(PREFETCH_TPROF, f"{key}_s", seconds_into(_of("prefetch", key)), lose, True, f"{key}_n"),
+            promote=key == "promote",
+        )
+        for key in STAGES
     ),
-    *(Series(PREFETCH_TPROF, f"{step}_s", _step(step), lose, True, promote=True) for step in STEPS),
+    *(
+        Series(PREFETCH_TPROF, f"{key}_s", seconds_into(_of("promote", key)), lose, before=True, promote=True)
+        for key in STEPS
+    ),
+    Series(PREFETCH_TPROF, "place_experts", placed_into, lose, before=True, promote=True),
 )
 by_key = {series.key: series for series in _ALL}
 
@@ -108,6 +89,9 @@ def nowhere() -> Store:
 flow = Flow(nowhere(), _ALL, lose, waits=os.environ.get("MISS_ATTRIB") == "1")
 
 
+misses = Misses(MISS_ATTRIB)
+
+
 def _rise(before: Any, value: Any) -> Any:
     """How much a value has risen; 0 when it fell or was reset."""
     for number in (before, value):
@@ -116,60 +100,60 @@ def _rise(before: Any, value: Any) -> Any:
     return max(value - before, 0)
 
 
-def _seconds_changed(key: Any, before: Any, value: Any) -> None:
-    """Seconds that are no float, block calls, placed experts; the counts beside seconds are their number anyway."""
+def _numbers_changed(key: Any, before: Any, value: Any) -> None:
+    """What is no float in a dict of seconds: block calls, placed experts. Counts of seconds are told by those."""
     try:
-        rise = _rise(before, value)
         series = by_key.get(key)
+        if series is None and key != "n_calls":
+            return
+        rise = _rise(before, value)
         if not rise:
             return
-        if series is not None:
-            series.values.append(values.seconds(rise))
-            series.settled += 1
-            flow.touched(series)
-        elif key == "n_calls":
+        if series is None:
             flow.called(values.count(rise))
-        elif key == "place_experts":
-            flow.placed(values.count(rise))
+        else:
+            series.seen.append(rise)
+            flow.touched(series)
     except Exception as error:
         lose("write", error)
 
 
-def _recall_changed(key: Any, before: Any, value: Any) -> None:
-    try:
-        if (rise := _rise(before, value)) and flow.recall.change(key, values.count(rise)):
-            flow.watch()
-        if key == "n":
-            flow.settle_counts()
-    except Exception as error:
-        lose("write", error)
+def _balanced(balance: Callable[[], MissBalance | RecallBalance], entries: frozenset[str]) -> Changed:
+    def changed(key: Any, before: Any, value: Any) -> None:
+        try:
+            if key in entries:
+                rise = value - before if type(value) is int and type(before) is int else _rise(before, value)
+                if rise > 0:
+                    balance().change(key, values.count(rise))
+                    flow.watch()
+            elif key == "n":
+                flow.settle_counts()
+        except Exception as error:
+            lose("write", error)
+
+    return changed
 
 
-def _misses_changed(key: Any, before: Any, value: Any) -> None:
-    try:
-        if (rise := _rise(before, value)) and flow.miss.change(key, values.count(rise)):
-            flow.watch()
-        if key == "n":
-            flow.settle_counts()
-    except Exception as error:
-        lose("write", error)
-
-
-def _live_times(target: dict[str, float]) -> type[Plain]:
-    series = {found.key: found for found in by_key.values() if found.target is target}
+def _with_seconds(target: dict[str, float]) -> type[Plain]:
+    series = {found.key: found for found in _ALL if found.target is target}
     counters = {found.counter: found for found in series.values() if found.counter is not None}
-    return timed({**series, **counters}, _seconds_changed, flow.touched)
+    seconds = {key: found for key, found in series.items() if key != "place_experts"}
+    return settled({**series, **counters}, seconds, _numbers_changed, flow.touched)
 
 
 _LIVE: tuple[tuple[Any, type[Plain]], ...] = (
-    *((target, _live_times(target)) for target in (PROF, WINDOW_PROF, PREFETCH_TPROF)),
-    (PREDICT_RECALL_PROF, watched(_recall_changed)),
-    (MISS_ATTRIB, watched(_misses_changed)),
+    *((target, _with_seconds(target)) for target in (PROF, WINDOW_PROF, PREFETCH_TPROF)),
+    (PREDICT_RECALL_PROF, watched(_balanced(lambda: flow.recall, frozenset(("hit", "routed"))))),
+    (
+        MISS_ATTRIB,
+        settled(dict.fromkeys(ENTRIES, misses), {}, _balanced(lambda: flow.miss, MissBalance.ENTRIES), flow.touched),
+    ),
 )
 
 
 def switch(store: Store | None) -> None:
     """Feed a telemetry's store from now on, or none; what waits goes where things went before."""
+    misses.settle()
     flow.move(nowhere() if store is None else store, live=store is not None)
     for target, live in _LIVE:
         target.__class__ = Plain if store is None else live

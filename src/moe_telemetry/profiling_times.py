@@ -1,8 +1,8 @@
-"""Seconds on their way from the drop-in's calls to its dicts and to the histograms.
+"""Numbers on their way from the drop-in's calls to its dicts and to the metrics.
 
 A call appends a number to a list: less work than an entry of a dict and a bucket of a histogram. What is appended is
 added to the dict when that is read (`settle`), in the order of the calls, so that the dict is equal to one that every
-call had added to; and put into buckets many at a time (`drain`), once the phase that they belong to is known.
+call had added to; and handed to the cells many at a time (`drain`), once the phase that they belong to is known.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ add_up: Callable[[Iterable[Any], Any], Any] = _one_by_one if sys.version_info >=
 
 
 class Series:
-    """One segment's seconds, oldest first. The first `settled` are in the dict already, the rest is not.
+    """What one entry of a dict was given, oldest first: `seen` is in the dict already, `raw` (behind it) is not.
 
-    `mark`: how many belong to passes whose phase is known; what came later does if `before` is False, and waits for
-    its phase if it is True.
+    `mark`: how many of both belong to passes whose phase is known. What came later belongs to the layer decided
+    last, too, where `before` is False; where it is True it comes before its layer's decision, and waits.
     """
 
     LIMIT: ClassVar[int] = 512
-    """Values that wait at most."""
+    """Numbers that wait at most."""
 
-    __slots__ = ("before", "cell", "counter", "key", "lose", "mark", "promote", "settled", "target", "values")
+    __slots__ = ("_export", "_lose", "before", "counter", "key", "mark", "promote", "raw", "seen", "target")
 
     def __init__(
         self,
         target: dict[str, Any],
         key: str,
-        cell: Callable[[PhaseCells], HistogramCell],
+        export: Callable[[PhaseCells, list[Any], Lose], None],
         lose: Lose,
         before: bool,
         counter: str | None = None,
@@ -58,63 +58,76 @@ class Series:
         self.target = target
         self.key = key
         self.counter = counter  # the dict's entry that counts the calls
-        self.cell = cell
-        self.lose = lose
         self.before = before
-        self.promote = promote
-        self.values: list[Any] = []
-        self.settled = 0
+        self.promote = promote  # one of promote and its steps
+        self.raw: list[Any] = []
+        self.seen: list[Any] = []
         self.mark = 0
+        self._export = export
+        self._lose = lose
+
+    def __len__(self) -> int:
+        return len(self.seen) + len(self.raw)
 
     def settle(self) -> None:
         """Bring the dict up to date."""
-        begin, end = self.settled, len(self.values)
-        if begin == end:
-            return
-        self.settled = end
-        target, key = self.target, self.key
-        try:
-            total = add_up(self.values[begin:end], dict.__getitem__(target, key))
-        except Exception:
-            total = None
-        if type(total) is float:
-            dict.__setitem__(target, key, total)
-        else:
-            end = begin + self._settle_each(begin, end)
-        if self.counter is not None:
-            try:
-                dict.__setitem__(target, self.counter, dict.__getitem__(target, self.counter) + end - begin)
-            except Exception as error:
-                self.lose("note_tprof", error)
-
-    def _settle_each(self, begin: int, end: int) -> int:
-        """The same for values of any type, without those that are no numbers; how many were kept."""
-        kept = []
-        for value in self.values[begin:end]:
-            try:
-                if not isinstance(value, Real):
-                    values.seconds(value)
-                dict.__setitem__(self.target, self.key, dict.__getitem__(self.target, self.key) + value)
-                kept.append(value)
-            except Exception as error:
-                self.lose("note_tprof", error)
-        self.values[begin:end] = kept
-        self.settled = begin + len(kept)
-        self.mark = min(self.mark, self.settled)
-        return len(kept)
-
-    def drain(self, number: int, phase: PhaseCells) -> None:
-        """Put the `number` oldest values into the histogram of a phase."""
-        if self.settled < number:
-            self.settle()
-        batch = self.values[:number]
+        batch = self.raw[:]
         if not batch:
             return
-        del self.values[:number]
-        number = len(batch)
-        self.settled -= number
-        self.mark = max(0, self.mark - number)
-        _observe(self.cell(phase), batch, self.lose)
+        del self.raw[: len(batch)]
+        target, key = self.target, self.key
+        try:
+            total = add_up(batch, dict.__getitem__(target, key))
+        except Exception:
+            total = None
+        if type(total) is float or type(total) is int:
+            dict.__setitem__(target, key, total)
+        else:
+            batch = self._settle_each(batch)
+        self.seen += batch
+        if self.counter is not None:
+            try:
+                dict.__setitem__(target, self.counter, dict.__getitem__(target, self.counter) + len(batch))
+            except Exception as error:
+                self._lose("note_tprof", error)
+
+    def _settle_each(self, batch: list[Any]) -> list[Any]:
+        """The same for numbers of any type; those that were taken."""
+        taken = []
+        for value in batch:
+            try:
+                if not isinstance(value, Real):
+                    values.amount(value)  # refused, for the reason that it has
+                dict.__setitem__(self.target, self.key, dict.__getitem__(self.target, self.key) + value)
+                taken.append(value)
+            except Exception as error:
+                self._lose("note_tprof", error)
+        return taken
+
+    def drain(self, number: int, phase: PhaseCells) -> None:
+        """Hand the `number` oldest to the cells of a phase."""
+        if self.raw:
+            self.settle()
+        batch = self.seen[:number]
+        if batch:
+            del self.seen[: len(batch)]
+            self.mark = max(0, self.mark - len(batch))
+            self._export(phase, batch, self._lose)
+
+
+def seconds_into(cell: Callable[[PhaseCells], HistogramCell]) -> Callable[[PhaseCells, list[Any], Lose], None]:
+    """An export of seconds into a histogram."""
+
+    def export(phase: PhaseCells, batch: list[Any], lose: Lose) -> None:
+        _observe(cell(phase), batch, lose)
+
+    return export
+
+
+def placed_into(phase: PhaseCells, batch: list[Any], lose: Lose) -> None:
+    """Export the number of placed experts."""
+    number = sum(_taken(values.count, batch, lose))
+    phase.placed += number
 
 
 def _observe(cell: HistogramCell, batch: list[Any], lose: Lose) -> None:
@@ -122,11 +135,9 @@ def _observe(cell: HistogramCell, batch: list[Any], lose: Lose) -> None:
     if type(total) is float and -inf < total < inf:
         batch.sort()
     else:
-        batch = _seconds(batch, lose)
-        total = sum(batch, 0.0)
+        batch = sorted(_taken(values.seconds, batch, lose))
     if batch and (batch[0] < 0.0 or batch[-1] > MAX_SECONDS):
-        batch = _seconds(batch, lose)
-        total = sum(batch, 0.0)
+        batch = sorted(_taken(values.seconds, batch, lose))
     if not batch:
         return
     counts = cell.counts
@@ -138,16 +149,16 @@ def _observe(cell: HistogramCell, batch: list[Any], lose: Lose) -> None:
         counts[index] += number
         begin = end
     number = len(batch) - begin
+    total = float(sum(batch))
     counts[top] += number
     cell.sum += total
 
 
-def _seconds(batch: list[Any], lose: Lose) -> list[float]:
-    """What a histogram takes of these, ascending."""
+def _taken(convert: Callable[[Any], Any], batch: list[Any], lose: Lose) -> list[Any]:
     found = []
     for value in batch:
         try:
-            found.append(values.seconds(value))
+            found.append(convert(value))
         except Refused as error:
             lose("note_tprof", error)
-    return sorted(found)
+    return found

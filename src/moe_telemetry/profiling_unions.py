@@ -116,7 +116,7 @@ class Unions:
 
     def cells(self, phase: str, seq: int, layer: int) -> LayerCells:
         """Cells for what is known of a layer in passes of this phase and length, UNKNOWN included."""
-        row = self._row(phase, seq) or self.home.row(phase, seq)
+        row = self._rows.get((phase, seq)) or self._row(phase, seq) or self.home.row(phase, seq)
         return row.by_layer.get(layer) or self.home.layer_cells(row, layer)
 
     def add(self, phase: str, seq: int, size: int, layer: int) -> LayerCells | None:
@@ -124,7 +124,14 @@ class Unions:
         if not takes(seq, size, layer):
             self._keep(seq, size, layer)
             raise Refused("out_of_range", size)
-        row = self._row(phase, seq)
+        row = self._rows.get((phase, seq)) or self._row(phase, seq)
+        if row is not None and layer in row.by_layer:
+            cells = row.by_layer[layer]
+            if size in cells.sizes:
+                cells.sizes[size] += 1
+                if size > cells.capacity:
+                    cells.overflows += 1
+                return cells
         shared = row is None
         row = row or self.home.row(phase, seq)
         cells = row.by_layer.get(layer) or self.home.layer_cells(row, layer)
