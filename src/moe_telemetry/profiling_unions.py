@@ -222,7 +222,7 @@ class View(dict[int, Any]):
     __slots__ = ("_clear", "_now")
 
     def __init__(self, now: Callable[[], dict[int, Any]], clear: Callable[[], None]) -> None:
-        super().__init__()
+        super().__init__({0: None})  # never shown; json takes a dict without entries for empty, and does not ask
         self._now = now
         self._clear = clear
 
