@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from .demo import command as demo
 from .demo.settings import DemoError
+from .monitoring import check, export, stack
 from .settings import ConfigurationError
 from .version import __version__
 
@@ -19,11 +20,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    demo_parser = commands.add_parser(
-        "demo", help="run a small real MoE with streamed experts under telemetry", description=demo.__doc__
-    )
-    demo.add_arguments(demo_parser)
-    demo_parser.set_defaults(run=demo.run)
+    for name, module, words in (
+        ("demo", demo, "run a small real MoE with streamed experts under telemetry"),
+        ("check", check, "say what a live endpoint lacks, and which panels and alerts are empty for it"),
+        ("stack", stack, "run Prometheus, Alertmanager and Grafana with the dashboards, without Docker"),
+        ("export", export, "write dashboards, rules and configuration for a site"),
+    ):
+        command = commands.add_parser(name, help=words, description=module.__doc__)
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
     options = parser.parse_args(argv)
     try:
         status: int = options.run(options)

@@ -1,0 +1,236 @@
+"""`moe-telemetry check URL`: what a live endpoint lacks, why, and which panels and alerts will be empty for it."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from moe_telemetry import catalog as c
+from moe_telemetry.catalog import CATALOG, Kind, Metric
+from moe_telemetry.settings import ConfigurationError
+
+from .alerts import alerts
+from .config import Config
+from .recording import rules as recording_rules
+
+TIMEOUT_SECONDS = 10.0
+
+_LOOKUPS = "the runtime declares no pool (recorder.pool) and gives routed() no `resident`"
+_PREDICTOR = "the runtime declares no pool and gives routed() no `predicted`; recall() is not called either"
+_REQUEST = "recorder.request is not called"
+WHY: dict[str, str] = {
+    c.LOOKUPS.name: _LOOKUPS,
+    c.PREFETCH_HITS.name: "routed() got no `ready`, or no prefetch made a hit",
+    c.PREDICTOR_EXPERTS.name: _PREDICTOR,
+    c.PREDICTOR_CANDIDATES.name: _PREDICTOR,
+    c.LAYER_CALLS.name: "no layer is known: neither routed() nor union() is called; start(num_layers=...) is not given",
+    c.LAYER_EXPERTS.name: "neither routed() nor union() is called",
+    c.LAYER_UNION_MAX.name: "neither routed() nor union() is called",
+    c.UNION.name: "neither routed() nor union() is called",
+    c.UNION_MAX.name: "neither routed() nor union() is called",
+    c.LAYER_OVERFLOWS.name: "no union was above its pool, or no pool is declared",
+    c.POOL_CAPACITY.name: "recorder.pool was given no capacity",
+    c.POOL_RESIDENT.name: "recorder.pool was given no resident count",
+    c.PREFETCH_DURATION.name: "recorder.prefetch is not called (drop-in: is PREFETCH_TPROF=1 set?)",
+    c.PROMOTE_DURATION.name: "recorder.promote is not called (drop-in: is PREFETCH_TPROF=1 set?)",
+    c.PREFETCH_WINDOW.name: "recorder.window is not called (drop-in: is WINDOW_PROF=1 set?)",
+    c.PREFETCH_PLACED.name: "recorder.placed is not called",
+    c.PREFETCH_DROPPED.name: "recorder.prefetch_dropped is not called, or nothing was dropped",
+    c.PREFETCH_WASTED.name: "recorder.prefetch_dropped got no `nbytes`, or nothing was read for nothing",
+    c.BLOCK_DURATION.name: "recorder.block is not called (drop-in: is STREAM_PROF=1 set?)",
+    c.BLOCK_CALLS.name: "recorder.block_call is not called",
+    c.READ_BYTES.name: "recorder.read is not called",
+    c.READ_DURATION.name: "recorder.read is not called",
+    c.STALL_DURATION.name: "recorder.stall is not called",
+    c.EVICTIONS.name: "recorder.evicted is not called, or nothing was evicted",
+    c.DEGRADED.name: "recorder.degraded is not called: every expert was served by its weights",
+    c.FORWARD_DURATION.name: "recorder.forward_done is not called",
+    c.FORWARD_ACTIVE.name: "recorder.forward_done is not called",
+    c.TOKENS.name: "recorder.tokens is not called",
+    c.SPECULATION_TOKENS.name: "recorder.speculation is not called: no speculative decoding",
+    c.LOAD_PEAK.name: "token counts by expert exist only where routing is reduced on the device",
+    c.TTFT.name: _REQUEST,
+    c.TPOT.name: _REQUEST,
+    c.REQUEST_DURATION.name: _REQUEST,
+    c.MLX_MEMORY.name: "the process has not loaded MLX",
+    c.MLX_MEMORY_PEAK.name: "the process has not loaded MLX",
+    c.MLX_MEMORY_LIMIT.name: "the process has not loaded MLX, or its version has no memory limit",
+    c.PROCESS_MEMORY.name: "the application's own provider reports its process",
+    c.PROCESS_CPU.name: "the application's own provider reports its process",
+    c.RUN_INFO.name: "this is not an endpoint of moe_telemetry",
+    c.RUN_START_TIME.name: "this is not an endpoint of moe_telemetry",
+}
+GOOD_AT_ZERO = frozenset(
+    (c.LOST.name, c.LAYER_FOLDED.name, c.HOOK_ERRORS.name, c.LAYER_OVERFLOWS.name, c.DEGRADED.name)
+)
+"""Counters that count faults."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A catalog metric that an endpoint lacks (`missing`), or that has counted nothing so far."""
+
+    metric: Metric
+    missing: bool
+    why: str
+    panels: tuple[str, ...] = ()
+    alerts: tuple[str, ...] = ()
+
+
+@dataclass
+class Scrape:
+    """Samples of one scrape by metric: (labels, value), a histogram's counts."""
+
+    samples: dict[str, list[tuple[dict[str, str], float]]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, text: str) -> Scrape:
+        """Read a text exposition; ValueError when it is none."""
+        found = cls()
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                found.samples.setdefault(sample.name, []).append((sample.labels, sample.value))
+        return found
+
+    def values(self, metric: Metric, **labels: str) -> list[float]:
+        """Values of a metric's series with these labels."""
+        name = metric.prometheus + ("_count" if metric.kind is Kind.HISTOGRAM else "")
+        return [value for found, value in self.samples.get(name, []) if labels.items() <= found.items()]
+
+    def total(self, metric: Metric, **labels: str) -> float:
+        """Their sum."""
+        return sum(self.values(metric, **labels))
+
+
+def findings(scrape: Scrape, dashboards: dict[str, dict[str, Any]], config: Config) -> list[Finding]:
+    """What the scrape lacks, in the catalog's order; `dashboards` are those of `dashboards.build`."""
+    found = []
+    for metric in CATALOG:
+        values = scrape.values(metric)
+        if not values or (metric.kind is not Kind.GAUGE and not any(values) and metric.name not in GOOD_AT_ZERO):
+            why = WHY.get(metric.name, "not known why: please report it")
+            missing = not values
+            panels = tuple(_panels_of(metric, dashboards, config)) if missing else ()
+            names = tuple(_alerts_of(metric, config)) if missing else ()
+            found.append(Finding(metric, missing, why, panels, names))
+    return found
+
+
+def remarks(scrape: Scrape) -> list[str]:
+    """What is there and still deserves a look."""
+    found = []
+    timing = scrape.total(c.LOOKUPS, outcome="miss_timing")
+    if timing and not scrape.total(c.LOOKUPS, outcome="miss_evicted") and not scrape.total(c.PREFETCH_HITS):
+        found.append("every predicted miss is timing and no hit came from a prefetch: does routed() get `ready`?")
+    if scrape.values(c.LAYER_CALLS) and not any(
+        "layer" in labels for labels, _ in scrape.samples[c.LAYER_CALLS.prometheus]
+    ):
+        found.append("the label layer is off (layers=off): the dashboard Layers stays empty")
+    if lost := scrape.total(c.LOST):
+        reasons = ", ".join(sorted({labels["reason"] for labels, value in scrape.samples[c.LOST.prometheus] if value}))
+        found.append(f"{lost:.0f} records were dropped ({reasons}): the process' log says where")
+    if folded := scrape.total(c.LAYER_FOLDED):
+        found.append(f'{folded:.0f} records went to layer="other": more layers than the budget')
+    if scrape.total(c.TOKENS, phase="decode") and not scrape.total(c.LAYER_CALLS, phase="decode"):
+        found.append("tokens are decoded and no layer call is counted: the hooks are not on the path that is taken")
+    return found
+
+
+def _panels_of(metric: Metric, dashboards: dict[str, dict[str, Any]], config: Config) -> Iterable[str]:
+    """Panels of which every query needs the metric."""
+    needed = _needs(config)
+    for dashboard in dashboards.values():
+        for panel in panels(dashboard):
+            queries = [target["expr"] for target in panel.get("targets", [])]
+            if queries and all(metric.prometheus in _metrics_in(query, needed) for query in queries):
+                yield f"{dashboard['title']}: {panel['title']}"
+
+
+def panels(dashboard: dict[str, Any]) -> Iterable[dict[str, Any]]:
+    """Panels of a dashboard, those inside collapsed rows too."""
+    for panel in dashboard["panels"]:
+        if panel["type"] == "row":
+            yield from panel.get("panels", [])
+        else:
+            yield panel
+
+
+def _alerts_of(metric: Metric, config: Config) -> Iterable[str]:
+    needed = _needs(config)
+    return (alert.name for alert in alerts(config) if metric.prometheus in _metrics_in(alert.expr, needed))
+
+
+def _needs(config: Config) -> dict[str, str]:
+    """Expressions by the name of the series they record."""
+    return {str(rule["record"]): str(rule["expr"]) for rule in recording_rules(config) if "record" in rule}
+
+
+def _metrics_in(expression: str, recorded: dict[str, str]) -> set[str]:
+    """Catalog metrics that an expression reads, through recorded series too."""
+    words = set(re.findall(r"[a-zA-Z_:][a-zA-Z0-9_:]*", expression))
+    found: set[str] = set()
+    for word in words:
+        if word in recorded:
+            found |= _metrics_in(recorded[word], recorded)
+        elif base := re.sub(r"_(bucket|sum|count)$", "", word):
+            found |= {word, base}
+    return found
+
+
+# -- the command ----------------------------------------------------------------------------------------------
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("url", metavar="URL", help="an endpoint, such as http://127.0.0.1:9464")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print what the endpoint lacks."""
+    scrape = fetch(options.url)
+    config = Config()
+    found = findings(scrape, _dashboards(config), config)
+    missing = [finding for finding in found if finding.missing]
+    silent = [finding for finding in found if not finding.missing]
+    print(f"{len(CATALOG) - len(found)} of {len(CATALOG)} catalog metrics have data, {len(silent)} only zeros.")
+    for heading, findings_ in (("Missing", missing), ("Nothing counted so far", silent)):
+        if findings_:
+            print(f"\n{heading}:")
+        for finding in findings_:
+            print(f"  {finding.metric.prometheus}: {finding.why}")
+            if finding.panels:
+                print(f"    empty panels: {'; '.join(finding.panels)}")
+            if finding.alerts:
+                print(f"    cannot fire: {', '.join(finding.alerts)}")
+    for remark in remarks(scrape):
+        print(f"\nNote: {remark}")
+    return 0
+
+
+def fetch(url: str) -> Scrape:
+    """Scrape an endpoint, given with or without its path; ConfigurationError in one line when that fails."""
+    base = url if "://" in url else f"http://{url}"
+    address = base if base.rstrip("/").endswith("/metrics") else f"{base.rstrip('/')}/metrics"
+    try:
+        request = urllib.request.Request(address, headers={"Accept": "text/plain"})
+        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as reply:
+            return Scrape.of(reply.read().decode())
+    except (OSError, urllib.error.URLError, ValueError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise ConfigurationError(f"cannot scrape {address}: {reason}") from None
+
+
+def _dashboards(config: Config) -> dict[str, dict[str, Any]]:
+    try:
+        from .dashboards import build
+    except ModuleNotFoundError:
+        print("(pip install 'moe-telemetry[dashboards]' to have empty panels named)")
+        return {}
+    return build(config)
