@@ -1,0 +1,153 @@
+"""Scenarios as promtool's test files, and what promtool says of rules that run through them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import yaml
+from monitoring.expected import Firing
+from monitoring.host import Host
+
+FIRING = 'ALERTS{alertstate="firing"}'
+EVALUATION = "15s"
+DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Hosts, and what fires at which minute: at each of them nothing else does, and nothing else ever did."""
+
+    name: str
+    hosts: Sequence[Host]
+    checks: dict[float, tuple[Firing, ...]] = field(default_factory=dict)
+    step: float = 15
+    values: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Expression -> (minute, value), for what is recorded; values are rounded to 1/1000."""
+    least: float = 1
+    """Minutes that it lasts even without series."""
+
+    @property
+    def minutes(self) -> float:
+        """How long it lasts."""
+        return max(self.least, *(sum(seconds for seconds, _ in host.segments) / 60 for host in self.hosts))
+
+    @property
+    def fired(self) -> set[tuple[str, str]]:
+        """Name and instance of whatever fires in it."""
+        return {(alert.name, alert.instance) for firing in self.checks.values() for alert in firing}
+
+    @property
+    def count(self) -> int:
+        """Comparisons that promtool makes."""
+        test = self.test()
+        return sum(len(test[key]) for key in ("alert_rule_test", "promql_expr_test"))
+
+    def test(self) -> dict[str, list[object]]:
+        """One of a test file's tests."""
+        end = _time(self.minutes)
+        expressions = [
+            _expression(f"group by (alertname, instance) (max_over_time({FIRING}[{end}]))", self.minutes, self.fired)
+        ]
+        alerts: list[object] = []
+        for minute, firing in self.checks.items():
+            here = {(alert.name, alert.instance) for alert in firing}
+            expressions.append(_expression(f"group by (alertname, instance) ({FIRING})", minute, here))
+            by_name: dict[str, list[object]] = {}
+            for alert in firing:
+                if alert.description:
+                    by_name.setdefault(alert.name, []).append(alert.exactly())
+            for name, exact in by_name.items():
+                alerts.append({"eval_time": _time(minute), "alertname": name, "exp_alerts": exact})
+        for expression, (minute, value) in self.values.items():
+            expressions.append(
+                {
+                    "expr": f"round(max({expression}), 0.001)",
+                    "eval_time": _time(minute),
+                    "exp_samples": [{"labels": "{}", "value": value}],
+                }
+            )
+        return {
+            "name": self.name,
+            "interval": f"{self.step:g}s",
+            "input_series": [entry for host in self.hosts for entry in host.series(self.step)],
+            "alert_rule_test": alerts,
+            "promql_expr_test": expressions,
+        }
+
+
+def _time(minute: float) -> str:
+    return f"{round(minute * 60)}s"
+
+
+def _expression(query: str, minute: float, firing: Iterable[tuple[str, str]]) -> dict[str, object]:
+    samples = [
+        {"labels": f'{{alertname="{name}",instance="{instance}"}}', "value": 1} for name, instance in sorted(firing)
+    ]
+    return {"expr": query, "eval_time": _time(minute), "exp_samples": samples}
+
+
+def tool(name: str = "promtool") -> str:
+    """The program's path; skips the test without it, or fails it where CI=true promises it."""
+    found = shutil.which(name)
+    if found is None:
+        reason = f"{name} is not installed"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return found
+
+
+def run(*arguments: str, folder: Path | None = None, program: str = "promtool") -> subprocess.CompletedProcess[str]:
+    """The program's own answer."""
+    command = [tool(program), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=folder)
+
+
+def write(folder: Path, rules: str, scenarios: Iterable[Scenario]) -> Path:
+    """Writes rules and scenarios, and returns the test file's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "rules.yml").write_text(rules)
+    path = folder / "test.yml"
+    document = {
+        "rule_files": ["rules.yml"],
+        "evaluation_interval": EVALUATION,
+        "tests": [scenario.test() for scenario in scenarios],
+    }
+    path.write_text(yaml.dump(document, Dumper=DUMPER, sort_keys=False, width=1_000_000))
+    return path
+
+
+def complaints(folder: Path, rules: str, scenarios: Iterable[Scenario]) -> str:
+    """What promtool finds wrong with the rules in these scenarios; nothing when they pass."""
+    answer = run("test", "rules", str(write(folder, rules, scenarios)))
+    return "" if answer.returncode == 0 else answer.stdout + answer.stderr or "failed without a word"
+
+
+@contextmanager
+def in_parallel(jobs: dict[str, tuple[str, Scenario]], folder: Path) -> Iterator[dict[str, Future[str]]]:
+    """Complaints of each job's rules in its scenario, a promtool for each processor."""
+    tool()
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        found = {
+            name: pool.submit(complaints, folder / str(number), rules, [scenario])
+            for number, (name, (rules, scenario)) in enumerate(jobs.items())
+        }
+        try:
+            yield found
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def selected(request: pytest.FixtureRequest, key: str) -> list[str]:
+    """Values of a parameter among the tests of this module that were selected."""
+    items = [item for item in request.session.items if item.fspath == request.node.fspath]
+    parameters = [getattr(getattr(item, "callspec", None), "params", {}) for item in items]
+    return [given[key] for given in parameters if key in given]
