@@ -51,13 +51,13 @@ class Flow:
         self._pending_phase: str | None = None
         self._end = 0  # last layer of the pass before
         self._marked = True  # the series' marks are those of the last decision
-        self._late: bool | None = None  # promote comes behind its layer's decision; None: not seen yet
+        self._learned = False  # the order of a layer's calls
         self._calls = 0
         self.miss = MissBalance()
         self.recall = RecallBalance()
         for series in self._series:
             series.mark = 0
-            if series.promote:
+            if series.either:
                 series.before = True
 
     # -- phases ----------------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ class Flow:
             self.unions.pending = (seq, size, layer)
             return
         phase = self.of(seq)
-        if begins or phase != self.phase or layer >= self._end or self._late is None:
+        if begins or phase != self.phase or layer >= self._end or not self._learned:
             self._decide(phase, layer, waited=False)
         else:
             self._marked = False
@@ -162,7 +162,7 @@ class Flow:
 
     def _decide(self, phase: str, layer: int, waited: bool) -> None:
         """The layer at hand is of this phase; `waited`: since its union."""
-        if not waited and self._late is None and self.timed:
+        if not waited and not self._learned and self.timed:
             self._learn_order()
         if phase != self.phase:
             self._change(phase, waited)
@@ -183,13 +183,12 @@ class Flow:
                         series.mark = number
 
     def _learn_order(self) -> None:
-        """Where a union decides at once, promote's seconds may come behind it: the first layer shows whether."""
-        promoted = any(len(series) for series in self._series if series.promote)
-        if promoted or any(len(series) for series in self._series if series.before and not series.promote):
-            self._late = not promoted
+        """What decides may come before promote, or behind it: the first layer shows."""
+        if any(len(series) for series in self._series if series.before):
+            self._learned = True
             for series in self._series:
-                if series.promote:
-                    series.before = promoted
+                if series.either:
+                    series.before = len(series) > 0
 
     def _change(self, phase: str, waited: bool) -> None:
         """Put what belongs to the passes behind into their phase; the rest waits on, for the new one."""

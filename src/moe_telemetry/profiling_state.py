@@ -63,20 +63,23 @@ def _of(name: str, key: str) -> Callable[[PhaseCells], HistogramCell]:
 
 
 _ALL = (
-    *(Series(PROF, key, seconds_into(_of("block", key)), lose, before=key == "route") for key in SEGMENTS),
+    *(
+        Series(PROF, key, seconds_into(_of("block", key)), lose, key == "route", either=key == "route")
+        for key in SEGMENTS
+    ),
     Series(WINDOW_PROF, "sum_s", seconds_into(lambda cells: cells.window), lose, before=True),
     *(
         Series(
             *(PREFETCH_TPROF, f"{key}_s", seconds_into(_of("prefetch", key)), lose, True, f"{key}_n"),
-            promote=key == "promote",
+            either=key == "promote",
         )
         for key in STAGES
     ),
     *(
-        Series(PREFETCH_TPROF, f"{key}_s", seconds_into(_of("promote", key)), lose, before=True, promote=True)
+        Series(PREFETCH_TPROF, f"{key}_s", seconds_into(_of("promote", key)), lose, before=True, either=True)
         for key in STEPS
     ),
-    Series(PREFETCH_TPROF, "place_experts", placed_into, lose, before=True, promote=True),
+    Series(PREFETCH_TPROF, "place_experts", placed_into, lose, before=True, either=True),
 )
 by_key = {series.key: series for series in _ALL}
 

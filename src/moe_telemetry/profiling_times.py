@@ -43,7 +43,7 @@ class Series:
     LIMIT: ClassVar[int] = 512
     """Numbers that wait at most."""
 
-    __slots__ = ("_export", "_lose", "before", "counter", "key", "mark", "promote", "raw", "seen", "target")
+    __slots__ = ("_export", "_lose", "before", "counter", "either", "key", "mark", "raw", "seen", "target")
 
     def __init__(
         self,
@@ -53,13 +53,13 @@ class Series:
         lose: Lose,
         before: bool,
         counter: str | None = None,
-        promote: bool = False,
+        either: bool = False,
     ) -> None:
         self.target = target
         self.key = key
         self.counter = counter  # the dict's entry that counts the calls
         self.before = before
-        self.promote = promote  # one of promote and its steps
+        self.either = either  # whether it is before is for the runtime's first layer to show
         self.raw: list[Any] = []
         self.seen: list[Any] = []
         self.mark = 0
