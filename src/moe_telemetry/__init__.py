@@ -14,15 +14,20 @@ from .settings import ConfigurationError
 from .version import __version__
 
 if TYPE_CHECKING:
+    from .reports import report
     from .telemetry import Telemetry, start
 
-__all__ = ["ConfigurationError", "Phase", "Recorder", "Telemetry", "__version__", "recorder", "start"]
+__all__ = ["ConfigurationError", "Phase", "Recorder", "Telemetry", "__version__", "recorder", "report", "start"]
 
 warn_if_spawned()
 
 
 def __getattr__(name: str) -> Any:
-    """`start` and `Telemetry`, with the OpenTelemetry SDK behind them, when they are first asked for."""
+    """`start` and `Telemetry`, with the OpenTelemetry SDK behind them, and `report`, when they are first asked for."""
+    if name == "report":
+        from .reports import report
+
+        return report
     if name not in ("start", "Telemetry"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

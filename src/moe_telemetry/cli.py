@@ -6,9 +6,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from . import report_command
 from .demo import command as demo
 from .demo.settings import DemoError
 from .monitoring import check, export, stack
+from .reports import ReportError
 from .settings import ConfigurationError
 from .version import __version__
 
@@ -22,6 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, module, words in (
         ("demo", demo, "run a small real MoE with streamed experts under telemetry"),
+        ("report", report_command, "print the figures of a run from its snapshot"),
         ("check", check, "say what a live endpoint lacks, and which panels and alerts are empty for it"),
         ("stack", stack, "run Prometheus, Alertmanager and Grafana with the dashboards, without Docker"),
         ("export", export, "write dashboards, rules and configuration for a site"),
@@ -32,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         status: int = options.run(options)
-    except (ConfigurationError, DemoError) as error:
+    except (ConfigurationError, DemoError, ReportError) as error:
         print(f"moe-telemetry: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
