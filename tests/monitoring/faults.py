@@ -155,7 +155,7 @@ FAULTS = (
         "prefill passes hung as soon as decode's",
         r"> 900",
         "> 120",
-        "MoeForwardHung: prefill, which may take minutes",
+        "MoeForwardHung: prefill, which may take minutes, until a restart",
     ),
     Fault(
         "any pass in progress is hung",

@@ -61,7 +61,7 @@ def _hung() -> Iterator[Scenario]:
         {12.5: (), 13.75: (e.hung("").bare,), 15.75: (e.hung("5m 45s"),), 16.5: ()},
     )
     yield Scenario(
-        "MoeForwardHung: prefill, which may take minutes",
+        "MoeForwardHung: prefill, which may take minutes, until a restart",
         [Host([minutes(5), minutes(19, decode=0, hung="prefill"), minutes(3, decode=0, run="r2")])],
         {20: (), 22: (e.hung("17m 0s", "prefill"),), 25: ()},
     )
