@@ -11,6 +11,7 @@ import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable
 from functools import reduce
+from itertools import repeat
 from math import inf
 from numbers import Real
 from operator import add
@@ -87,7 +88,9 @@ class Series:
         self.seen += batch
         if self.counter is not None:
             try:
-                dict.__setitem__(target, self.counter, dict.__getitem__(target, self.counter) + len(batch))
+                count = dict.__getitem__(target, self.counter)
+                count = count + len(batch) if type(count) is int else add_up(repeat(1, len(batch)), count)
+                dict.__setitem__(target, self.counter, count)
             except Exception as error:
                 self._lose("note_tprof", error)
 
