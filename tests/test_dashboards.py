@@ -69,6 +69,12 @@ def test_rows_leave_no_gap(dashboard):
     assert 24 * height == cells
 
 
+def test_a_collapsed_row_is_the_last():
+    """Panels behind it would stand where its own do once it is opened."""
+    with pytest.raises(ValueError, match="the last"):
+        arrange([Section("a", (), collapsed=True), Section("b", ())])
+
+
 def test_too_wide_a_band_is_refused():
     """25 columns are an error of generation and not a surprise on screen."""
     panel = next(iter(PANELS)).values[0]
@@ -289,6 +295,23 @@ def test_thresholds_come_from_the_config(uid, title, name, value):
     changed = build(CONFIG.with_threshold(name, value))[f"{uid}.json"]
     (panel,) = [panel for panel in _panels(changed) if panel["title"] == title]
     assert value in [step["value"] for step in panel["fieldConfig"]["defaults"]["thresholds"]["steps"]]
+
+
+def test_prefill_has_its_own_limit_of_a_hung_pass():
+    """The default colours are decode's, and an override has prefill's."""
+    panel = _titled("moe-overview", "Forward pass in progress")
+    (override,) = panel["fieldConfig"]["overrides"]
+    (thresholds,) = override["properties"]
+    assert ("/^prefill( |$)/", CONFIG.thresholds.forward_hung_prefill) == (
+        override["matcher"]["options"],
+        thresholds["value"]["steps"][1]["value"],
+    )
+
+
+def test_bars_stand_in_order():
+    """The series of an instant query come in no order, those of a range query by their labels."""
+    found = [panel for panel in _panels(DASHBOARDS["moe-layers.json"]) if panel["type"] == "bargauge"]
+    assert [True] * 2 == [panel["targets"][0]["range"] for panel in found]
 
 
 @pytest.mark.parametrize("figure", ["recall", "hit_rate", "tokens_per_second"])

@@ -24,16 +24,15 @@ def mlx_memory() -> Panel:
     """What MLX holds."""
     about = About(
         "MLX memory by kind",
-        "MLX's arrays in use and the freed buffers that it keeps, with its limit and its peak. Active near the limit: "
-        "smaller pools or context, before the system swaps. Cache fills by design and is given back. Several instances "
-        "add up.",
+        "MLX's arrays in use and the freed buffers that it keeps, with the most in use so far. Active that rises "
+        "without end: a context that grows, or arrays that something holds. Cache fills by design and is given back. "
+        "Several instances add up.",
         "bytes",
         causes.NO_MLX,
     )
     queries = (
         Query(level(c.MLX_MEMORY, "kind", kind="active|cache"), "{{kind}} {{instance}}"),
         Query(level(c.MLX_MEMORY_PEAK), "peak {{instance}}"),
-        Query(level(c.MLX_MEMORY_LIMIT), "limit {{instance}}"),
     )
     return timeseries(about, *queries, stack=StackingMode.NORMAL)
 

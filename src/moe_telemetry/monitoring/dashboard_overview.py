@@ -123,8 +123,10 @@ def in_progress(config: Config) -> Panel:
         "s",
         causes.NO_FORWARD,
     )
-    query = Query(level(c.FORWARD_ACTIVE, "phase"), "{{phase}} {{instance}}")
-    return number(about, query, bads=[Bad(config.thresholds.forward_hung)])
+    queries = [Query(level(c.FORWARD_ACTIVE, phase=phase), f"{phase} {{{{instance}}}}") for phase in c.PHASES]
+    limits = config.thresholds
+    others = {"prefill": Bad(limits.forward_hung_prefill)}
+    return number(about, *queries, bads=[Bad(limits.forward_hung)], others=others)
 
 
 def wall_time() -> Panel:
@@ -165,7 +167,7 @@ def run_unions() -> Panel:
     about = About(
         "Experts per layer call since the start: p99",
         "The whole run's p99 of distinct experts per layer call, equal to the run's own report to 64 experts. Use it "
-        "to size the pool: see the smallest pool in the row's graph.",
+        "to size the pool: the Decode row has the smallest pool.",
         "suffix: experts",
         causes.NO_RUN,
         0,
@@ -218,7 +220,7 @@ def overview(config: Config) -> dict[str, Any]:
         [
             Section("", head),
             Section("Decode", _phase(config, "decode")),
-            Section("Prefill", _phase(config, "prefill"), collapsed=True),
             Section("Whole run", whole),
+            Section("Prefill", _phase(config, "prefill"), collapsed=True),
         ],
     )

@@ -96,8 +96,7 @@ def window_and_reads(config: Config, phase: str) -> Panel:
             for q, label in ((Q50, "p50"), (Q99, "p99"))
         ),
     ]
-    bads = [Bad(config.thresholds.read_latency)] if phase == "decode" else []
-    return timeseries(about, *queries, points=phase == BURSTS, bads=bads)
+    return timeseries(about, *queries, points=phase == BURSTS, bads=[Bad(config.thresholds.read_latency)])
 
 
 def recall_and_precision(config: Config, phase: str) -> Panel:

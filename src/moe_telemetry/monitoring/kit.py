@@ -29,7 +29,7 @@ GREEN, YELLOW, ORANGE, RED, GREY = "green", "yellow", "orange", "red", "#8e8e8e"
 OUTCOME_COLOURS = {"hit": GREEN, "miss_timing": YELLOW, "miss_evicted": ORANGE, "miss_unpredicted": RED}
 USUAL = "usual"
 """A legend that begins so is drawn as a thin grey line, one that begins with a word of LIMITS as a dashed one."""
-LIMITS = ("limit", "peak", "smallest pool")
+LIMITS = ("peak", "smallest pool")
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,11 @@ def _colour(name: str) -> d.DynamicConfigValue:
     return d.DynamicConfigValue("color", {"mode": "fixed", "fixedColor": name})
 
 
+def _begins(word: str) -> str:
+    """Regular expression of the legends that begin with a word."""
+    return f"/^{word}( |$)/"
+
+
 def timeseries(
     about: About,
     *queries: Query,
@@ -144,7 +149,7 @@ def timeseries(
     style = m.GraphThresholdsStyleMode.DASHED if bads else m.GraphThresholdsStyleMode.OFF
     panel.thresholds_style(common.GraphThresholdsStyleConfig().mode(style))
     for prefix, colour in (colours or {}).items():
-        panel.override_by_regexp(f"/^{prefix}( |$)/", [_colour(colour)])
+        panel.override_by_regexp(_begins(prefix), [_colour(colour)])
     drawn = [_colour(GREY), d.DynamicConfigValue("custom.fillOpacity", 0)]
     unstacked = d.DynamicConfigValue("custom.stacking", {"mode": "none", "group": "A"})
     as_line = d.DynamicConfigValue("custom.drawStyle", "line")
@@ -152,7 +157,7 @@ def timeseries(
         if any(query.legend.startswith(prefix) for query in queries):
             line = [] if dash is None else [d.DynamicConfigValue("custom.lineStyle", {"fill": "dash", "dash": dash})]
             no_points = d.DynamicConfigValue("custom.showPoints", "never")
-            panel.override_by_regexp(f"/^{prefix}( |$)/", [*drawn, unstacked, as_line, no_points, *line])
+            panel.override_by_regexp(_begins(prefix), [*drawn, unstacked, as_line, no_points, *line])
     return panel.build()
 
 
@@ -163,9 +168,11 @@ def number(
     name: bool = False,
     texts: dict[str, tuple[str, str]] | None = None,
     plain: bool = False,
+    others: dict[str, Bad] | None = None,
 ) -> d.Panel:
     """The value now: absent when idle, since an older one would look current. `name` shows the legend only, `texts`
-    maps values to a text and a colour, `plain` values are neither good nor bad."""
+    maps values to a text and a colour, `plain` values are neither good nor bad, `others` are what is bad of the series
+    whose legend begins so."""
     panel = _begin(stat.Panel(), about, queries, True, pm.PromQueryFormat.TIME_SERIES)
     panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).values(False))
     mode = m.BigValueTextMode.VALUE_AND_NAME if len(queries) > 1 else m.BigValueTextMode.AUTO
@@ -175,6 +182,8 @@ def number(
     panel.thresholds(_steps(bads))
     shown = {value: d.ValueMappingResult(text, colour) for value, (text, colour) in (texts or {}).items()}
     panel.mappings([*_idle(), *([d.ValueMap(shown)] if shown else [])])
+    for prefix, bad in (others or {}).items():
+        panel.override_by_regexp(_begins(prefix), [d.DynamicConfigValue("thresholds", _steps([bad]).build())])
     return panel.build()
 
 
@@ -190,8 +199,8 @@ def history(about: About, query: Query, bads: Sequence[Bad] = (), scheme: d.Fiel
 
 
 def bars(about: About, query: Query, bads: Sequence[Bad] = ()) -> d.Panel:
-    """One bar a series: the value now."""
-    panel = _begin(bargauge.Panel(), about, [query], True, pm.PromQueryFormat.TIME_SERIES)
+    """One bar a series: its last value. Over the range, since the series of an instant query come in no order."""
+    panel = _begin(bargauge.Panel(), about, [query], False, pm.PromQueryFormat.TIME_SERIES)
     panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).values(False))
     panel.orientation(m.VizOrientation.HORIZONTAL).display_mode(m.BarGaugeDisplayMode.BASIC).min(0)
     panel.thresholds(_steps(bads)).mappings(_idle())

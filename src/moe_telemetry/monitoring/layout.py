@@ -42,7 +42,10 @@ class Section:
 
 
 def arrange(sections: Sequence[Section]) -> list[d.Panel | d.RowPanel]:
-    """Panels with positions and ids; those of a collapsed row stand inside it, as Grafana stores them."""
+    """Panels with positions and ids; those of a collapsed row stand inside it, as Grafana stores them, and it is the
+    last one: what follows would stand in the place of its panels."""
+    if any(section.collapsed for section in sections[:-1]):
+        raise ValueError("a collapsed row must be the last")
     found: list[d.Panel | d.RowPanel] = []
     y, number = 0, 0
     for section in sections:
@@ -100,7 +103,8 @@ def _variables(config: Config) -> list[d.VariableModel]:
     """Datasource, job, model and instance: the metrics carry no model, so it chooses among instances."""
     datasource = build.DatasourceVariable("datasource").label("Datasource").type("prometheus")
     job = _query("job", "Job", f"label_values({c.RUN_INFO.prometheus}, job)")
-    job.current = d.VariableOption(True, [config.job], [config.job])
+    # One at a time: two jobs may scrape one instance, whose figures would then add up.
+    job.multi, job.include_all, job.current = False, False, d.VariableOption(True, config.job, config.job)
     of_job = select(c.RUN_INFO, SCOPE[0])
     of_model = select(c.RUN_INFO, SCOPE[0], model="$model")
     return [

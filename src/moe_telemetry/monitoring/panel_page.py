@@ -90,15 +90,16 @@ def _like(panels: list[dict[str, Any]], others: list[dict[str, Any]]) -> bool:
 
 def _dashboard(dashboard: dict[str, Any]) -> str:
     parts = [f"## {dashboard['title']} (`{dashboard['uid']}`)\n\n{dashboard['description']}"]
-    before: tuple[str, list[dict[str, Any]]] = ("", [])
+    before: dict[str, list[dict[str, Any]]] = {}
     for title, panels in rows(dashboard):
         if title:
             parts.append(f"### {title}")
-        if _like(panels, before[1]):
-            parts.append(f'The panels of the row {before[0]} with `phase="{PHASES[0]}"`, as points.')
+        like = [other for other, found in before.items() if _like(panels, found)]
+        if like:
+            parts.append(f'The panels of the row {like[0]} with `phase="{PHASES[0]}"`, as points.')
         else:
             parts += [_panel(panel) for panel in panels]
-        before = title, panels
+        before[title] = panels
     return "\n\n".join(parts)
 
 
