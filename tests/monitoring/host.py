@@ -55,6 +55,8 @@ class State:
     alive: bool = True
     run: str = "r1"
     """A new name is a restart: counters begin at 0."""
+    layer_label: bool = True
+    """Off: the label is gone, as with `start(layers="off")`."""
     second_run: bool = False
     """Another telemetry on the same endpoint."""
 
@@ -135,9 +137,9 @@ def _name(metric: str, **labels: str) -> str:
 
 def _slopes(state: State) -> Iterator[tuple[str, float]]:
     if state.moe:
-        for layer in LAYERS:
-            yield from _layer(state, "decode", layer)
-            yield from _layer(state, "prefill", layer)
+        for labels in _layers(state):
+            yield from _layer(state, "decode", labels)
+            yield from _layer(state, "prefill", labels)
     for phase, tokens, speed, stall in (
         ("decode", state.decode, state.speed, state.stall),
         ("prefill", state.prefill, 400, state.prefill_stall),
@@ -160,16 +162,20 @@ def _slopes(state: State) -> Iterator[tuple[str, float]]:
     yield c.LAYER_FOLDED.prometheus, state.folded
 
 
-def _layer(state: State, phase: str, layer: str) -> Iterator[tuple[str, float]]:
+def _layers(state: State) -> list[dict[str, str]]:
+    return [{"layer": layer} for layer in LAYERS] if state.layer_label else [{}]
+
+
+def _layer(state: State, phase: str, labels: dict[str, str]) -> Iterator[tuple[str, float]]:
     decode = phase == "decode"
     tokens = state.decode if decode else state.prefill
-    looked = tokens * LOOKUPS_PER_TOKEN / len(LAYERS) if state.lookups else 0
+    looked = tokens * LOOKUPS_PER_TOKEN / len(_layers(state)) if state.lookups else 0
     hit, timing, evicted, recall = (
         (state.hit, state.timing, state.evicted, state.recall)
         if decode
         else (state.prefill_hit, state.prefill_timing, state.prefill_evicted, state.prefill_recall)
     )
-    where = {"phase": phase, "layer": layer}
+    where = {"phase": phase, **labels}
     if state.pool:
         shares = dict(zip(c.OUTCOMES, (hit, timing, evicted, 1 - hit - timing - evicted), strict=True))
         for outcome, share in shares.items():
@@ -187,7 +193,7 @@ def _layer(state: State, phase: str, layer: str) -> Iterator[tuple[str, float]]:
     for residency, rate in residencies.items():
         yield _name(c.LAYER_CALLS.prometheus, **where, residency=residency), rate
     overflows = state.overflows if decode else state.prefill_overflows
-    yield _name(c.LAYER_OVERFLOWS.prometheus, **where), overflows / len(LAYERS)
+    yield _name(c.LAYER_OVERFLOWS.prometheus, **where), overflows / len(_layers(state))
 
 
 def _gauges(state: State) -> Iterator[tuple[str, float]]:
@@ -198,8 +204,8 @@ def _gauges(state: State) -> Iterator[tuple[str, float]]:
     yield _name(c.MLX_MEMORY.prometheus, kind="cache"), 25 * GB
     yield c.MLX_MEMORY_LIMIT.prometheus, 48 * GB
     if state.pool and state.moe:
-        for layer in LAYERS:
-            yield _name(c.POOL_CAPACITY.prometheus, layer=layer), 32
+        for labels in _layers(state):
+            yield _name(c.POOL_CAPACITY.prometheus, **labels), 32
 
 
 def minutes(count: float, **changes: object) -> Segment:

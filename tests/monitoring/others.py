@@ -157,6 +157,19 @@ def _figures() -> Iterator[Scenario]:
         {14: (), 27: (e.recall_low("15%"),), 40: (e.recall_low("5%"),)},
     )
     yield Scenario(
+        "without the label layer, alerts are the same",
+        [
+            Host(
+                [
+                    minutes(28, layer_label=False),
+                    minutes(12, layer_label=False, recall=0.55, overflows=0.1),
+                    minutes(11, layer_label=False, lookups=False, recall=0.55),
+                ]
+            )
+        ],
+        {28: (), 40: (e.recall_drop(), e.union("30")), 51: (e.detached(), e.union("").bare)},
+    )
+    yield Scenario(
         "MoePredictorRecallDrop: two runs on one endpoint",
         [Host([minutes(28, second_run=True), minutes(12, recall=0.55, second_run=True)])],
         {35: (), 38: (e.recall_drop().bare,), 40: (e.recall_drop().bare,)},
