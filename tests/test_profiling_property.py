@@ -246,7 +246,7 @@ LONG = settings(
     database=None,
     suppress_health_check=list(HealthCheck),
 )
-SHORT = settings(LONG, max_examples=60, phases=[Phase.generate], report_multiple_bugs=False)
+SHORT = settings(LONG, max_examples=1000, phases=[Phase.generate], report_multiple_bugs=False)
 
 
 def test_dicts_equal_the_seeds():
