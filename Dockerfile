@@ -4,10 +4,7 @@ FROM python:3.12-slim-bookworm
 WORKDIR /app
 COPY pyproject.toml README.md LICENSE ./
 COPY src ./src
-# MLX's CPU build needs a BLAS at run time.
-RUN apt-get update && apt-get install -y --no-install-recommends libopenblas0 liblapacke && rm -rf /var/lib/apt/lists/* \
-    && pip install --no-cache-dir '.[demo]' \
-    && useradd --create-home demo
+RUN pip install --no-cache-dir '.[demo]' && useradd --create-home demo
 USER demo
 
 # Listens on every address of the container: only the compose network can reach it.

@@ -15,7 +15,8 @@ import pytest
 
 import moe_telemetry
 from moe_telemetry.hooks import HOOKS, Recorder
-from moe_telemetry.recording import LiveRecorder, LockedRecorder, ThreadedRecorder
+from moe_telemetry.live import LiveRecorder, ThreadedRecorder
+from moe_telemetry.recording import LockedRecorder
 
 ROOT = Path(moe_telemetry.__file__).parent
 
@@ -23,7 +24,9 @@ LAYERS = (
     {"catalog", "version"},
     {"values", "cells", "hooks", "processes"},
     {"store", "settings"},
-    {"recording", "series"},
+    {"losses", "series"},
+    {"live"},
+    {"recording"},
     {"host", "snapshot", "collection", "exposition"},
     {"readers", "otlp", "endpoint"},
     {"telemetry"},
@@ -118,7 +121,7 @@ def test_the_reading_of_imports_reads_them():
 
 def test_only_the_host_and_routing_know_mlx():
     """The hot path never imports MLX; the demo and integrations may."""
-    hot = ("catalog", "values", "cells", "hooks", "store", "recording", "series")
+    hot = ("catalog", "values", "cells", "hooks", "store", "losses", "live", "recording", "series")
     assert [] == [name for name in hot if "import mlx" in FILES[name].read_text()]
 
 

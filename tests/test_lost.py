@@ -16,8 +16,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from moe_telemetry import losses
 from moe_telemetry import recorder as rec
-from moe_telemetry import recording
 from moe_telemetry.series import Distribution
 from moe_telemetry.testing import capture
 
@@ -336,7 +336,7 @@ def test_a_decode_run_evaluates_nothing(cap, no_evaluation):
 def test_one_log_line_a_minute(cap, caplog, monkeypatch):
     """A hook that drops every record must not fill the log."""
     now = [1000.0]
-    monkeypatch.setattr(recording.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(losses.time, "monotonic", lambda: now[0])
     with caplog.at_level(logging.WARNING, "moe_telemetry"):
         for second in range(121):
             now[0] = 1000.0 + second
@@ -369,7 +369,7 @@ def test_a_broken_log_does_not_reach_the_caller(cap, monkeypatch):
     def fail(*_):
         raise RuntimeError("reentrant call")
 
-    monkeypatch.setattr(recording.logger, "warning", fail)
+    monkeypatch.setattr(losses.logger, "warning", fail)
     rec.tokens(-1)
     assert {"negative": 1} == lost(cap)
 

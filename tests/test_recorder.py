@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moe_telemetry import Phase, catalog
+from moe_telemetry import Phase, catalog, live
 from moe_telemetry import recorder as rec
 from moe_telemetry.hooks import HOOKS
-from moe_telemetry.recording import LiveRecorder, ThreadedRecorder
+from moe_telemetry.live import LiveRecorder, ThreadedRecorder
 from moe_telemetry.series import Distribution
 from moe_telemetry.testing import capture
 
@@ -554,3 +554,66 @@ def test_timed_blocks_nest(cap):
         cap.value("moe.prefetch.window", phase="decode").sum
         > cap.value("moe.expert.stall.duration", phase="decode").sum
     )
+
+
+# -- sets that change under our hands ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("argument", ["experts", "resident", "predicted", "ready"])
+@pytest.mark.parametrize("change", [set.clear, lambda found: found.update(range(100, 200))], ids=["empties", "fills"])
+def test_a_set_that_changes_within_a_hook_counts_once(cap, monkeypatch, argument, change):
+    """Another thread's change at any call inside the hook makes no count negative and breaks no partition."""
+    rec.forward(1)
+    given = {"experts": set(range(10)), "resident": set(range(5)), "predicted": set(range(3, 8)), "ready": {3, 4, 5, 6}}
+
+    def switched(found):
+        change(given[argument])
+        return len(found)
+
+    monkeypatch.setattr(live, "len", switched, raising=False)
+    rec.routed(0, **given)
+    rec.recall(0, given["predicted"], given["experts"])
+    values = counters(cap)
+    assert values
+    assert all(value > 0 for value in values.values())
+    outcomes = sum(value for (name, _), value in values.items() if name == "moe.expert.lookups")
+    assert values["moe.layer.experts", (("layer", "0"), ("phase", "decode"))] == outcomes == 10
+
+
+def test_live_sets_of_a_reader_thread_never_lower_a_counter(cap):
+    """A thread that fills and empties `ready` and `predicted` meanwhile makes no counter fall."""
+    ready, predicted, done = set(), set(range(16)), threading.Event()
+
+    def change():
+        while not done.is_set():
+            ready.update(range(16))
+            predicted.difference_update(range(8))
+            ready.clear()
+            predicted.update(range(8))
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    rec.forward(1)
+    before = {}
+    for _ in range(300):
+        for _ in range(100):
+            rec.routed(0, set(range(12)), resident={0, 1, 2}, predicted=predicted, ready=ready)
+        now = counters(cap)
+        assert [] == [key for key, value in before.items() if now.get(key, 0) < value]
+        before = now
+    done.set()
+    thread.join()
+    outcomes = sum(value for (name, _), value in before.items() if name == "moe.expert.lookups")
+    assert 300 * 100 * 12 == outcomes
+
+
+def test_a_prefetch_that_ends_in_another_phase_belongs_to_its_own(cap):
+    """A background thread names the phase that it read for."""
+    rec.forward(4, "prefill")
+    rec.forward(1)
+    rec.prefetch_dropped("unused", 1, nbytes=10, phase="prefill")
+    rec.placed(2, phase=Phase.PREFILL)
+    assert 10 == cap.value("moe.prefetch.wasted", phase="prefill")
+    assert 1 == cap.value("moe.prefetch.dropped", phase="prefill", reason="unused")
+    assert 2 == cap.value("moe.prefetch.placed", phase="prefill")
+    assert 0 == cap.value("moe.prefetch.wasted", phase="decode")

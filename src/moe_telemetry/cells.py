@@ -11,8 +11,12 @@ from __future__ import annotations
 
 import sys
 from operator import mul
+from typing import TYPE_CHECKING
 
 from . import catalog
+
+if TYPE_CHECKING:
+    from .store import Store
 
 UNLIMITED = sys.maxsize
 """Capacity of a layer without a declared pool: no union is above it."""
@@ -153,9 +157,10 @@ class SeqCells:
     layer once, by its index, NONE or OTHER (store).
     """
 
-    __slots__ = ("block", "by_layer", "duration", "layers", "phase", "prefetch", "promote", "seq", "tokens")
+    __slots__ = ("block", "by_layer", "duration", "layers", "phase", "prefetch", "promote", "seq", "store", "tokens")
 
-    def __init__(self, phase: PhaseCells, tokens: int | None, seq: str) -> None:
+    def __init__(self, store: Store, phase: PhaseCells, tokens: int | None, seq: str) -> None:
+        self.store = store  # a hook reaches everything from the row: it cannot mix two telemetries
         self.phase = phase
         self.prefetch, self.promote, self.block = phase.prefetch, phase.promote, phase.block
         self.tokens = tokens  # None where passes of several lengths share these cells

@@ -109,14 +109,16 @@ class Recorder:
     def window(self, seconds: float) -> None:
         """Time from submit to promote of one layer: what a read can hide in."""
 
-    def placed(self, experts: int = 1) -> None:
-        """Count experts that a prefetch wrote into the pool."""
+    def placed(self, experts: int = 1, phase: Phase | str | None = None) -> None:
+        """Count experts that a prefetch wrote into the pool; `phase` as for `read`."""
 
-    def prefetch_dropped(self, reason: str, experts: int = 1, nbytes: int = 0) -> None:
+    def prefetch_dropped(
+        self, reason: str, experts: int = 1, nbytes: int = 0, phase: Phase | str | None = None
+    ) -> None:
         """Count predicted experts that were not prefetched, or prefetched for nothing.
 
         `reason` is ``budget``, ``queue_full``, ``no_slot`` or ``unused`` (read, never used); `nbytes` is what
-        was read for nothing.
+        was read for nothing, `phase` as for `read`.
         """
 
     # -- the MoE block ---------------------------------------------------------------------------------------
@@ -153,8 +155,9 @@ class Recorder:
         """Feed the absolute value of a counter kept in native code.
 
         `metric` is a catalog counter's OpenTelemetry name, `labels` all of its labels. The rise since the last
-        value is added; a fall is a reset of the source and adds the new value (design D10). Layers over the budget
-        are refused: sources that share a series cannot be told from one that resets.
+        value is added, the first value whole; a fall is a reset of the source and adds the new value (design D10).
+        One poller a series: two that hand in values out of order look like resets. Layers over the budget are
+        refused for the same reason.
         """
 
     # -- timing ----------------------------------------------------------------------------------------------

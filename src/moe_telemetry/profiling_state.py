@@ -12,12 +12,12 @@ from typing import Any
 from . import values
 from .catalog import SEGMENTS, STAGES, STEPS
 from .cells import HistogramCell, PhaseCells
-from .profiling_balances import MissBalance, RecallBalance
-from .profiling_dicts import Changed, Plain, settled, watched
+from .losses import LOG_INTERVAL
+from .profiling_balances import MissBalance
+from .profiling_dicts import Plain, settled, watched
 from .profiling_flow import Flow
 from .profiling_misses import ENTRIES, Misses
-from .profiling_times import Series, placed_into, seconds_into
-from .recording import LOG_INTERVAL
+from .profiling_times import Series, counts_into, seconds_into
 from .store import Identity, Store, logger
 from .values import Refused
 
@@ -79,7 +79,8 @@ _ALL = (
         Series(PREFETCH_TPROF, f"{key}_s", seconds_into(_of("promote", key)), lose, before=True, either=True)
         for key in STEPS
     ),
-    Series(PREFETCH_TPROF, "place_experts", placed_into, lose, before=True, either=True),
+    Series(PREFETCH_TPROF, "place_experts", counts_into("placed"), lose, before=True, either=True),
+    Series(PROF, "n_calls", counts_into("block_calls"), lose, before=False, either=True),
 )
 by_key = {series.key: series for series in _ALL}
 
@@ -103,54 +104,58 @@ def _rise(before: Any, value: Any) -> Any:
     return max(value - before, 0)
 
 
-def _numbers_changed(key: Any, before: Any, value: Any) -> None:
-    """What is no float in a dict of seconds: block calls, placed experts. Counts of seconds are told by those."""
+def _number_changed(key: Any, before: Any, value: Any) -> None:
+    """A write into a dict of seconds that is no float, or of an entry that is only the number of the others."""
+    series = by_key.get(key)
+    if series is None:
+        return
     try:
-        series = by_key.get(key)
-        if series is None and key != "n_calls":
-            return
-        rise = _rise(before, value)
-        if not rise:
-            return
-        if series is None:
-            flow.called(values.count(rise))
-        else:
+        if rise := _rise(before, value):
             series.seen.append(rise)
             flow.touched(series)
     except Exception as error:
         lose("write", error)
 
 
-def _balanced(balance: Callable[[], MissBalance | RecallBalance], entries: frozenset[str]) -> Changed:
-    def changed(key: Any, before: Any, value: Any) -> None:
-        try:
-            if key in entries:
-                rise = value - before if type(value) is int and type(before) is int else _rise(before, value)
-                if rise > 0:
-                    balance().change(key, values.count(rise))
-                    flow.watch()
-            elif key == "n":
-                flow.settle_counts()
-        except Exception as error:
-            lose("write", error)
+def _recall_changed(key: Any, before: Any, value: Any) -> None:
+    try:
+        rise = value - before if type(value) is int and type(before) is int else _rise(before, value)
+        if rise <= 0:
+            return
+        if key == "n":
+            flow.settle_counts()
+        elif key == "hit" or key == "routed":  # noqa: PLR1714  # a tuple is built or a set hashed every time
+            flow.recall.change(key, rise if type(rise) is int else values.count(rise))
+            if not flow.busy:
+                flow.watch()
+    except Exception as error:
+        lose("write", error)
 
-    return changed
+
+def _misses_changed(key: Any, before: Any, value: Any) -> None:
+    try:
+        if key in MissBalance.ENTRIES:
+            rise = value - before if type(value) is int and type(before) is int else _rise(before, value)
+            if rise > 0:
+                flow.miss.change(key, rise if type(rise) is int else values.count(rise))
+                if not flow.busy:
+                    flow.watch()
+        elif key == "n":
+            flow.settle_counts()
+    except Exception as error:
+        lose("write", error)
 
 
 def _with_seconds(target: dict[str, float]) -> type[Plain]:
-    series = {found.key: found for found in _ALL if found.target is target}
-    counters = {found.counter: found for found in series.values() if found.counter is not None}
-    seconds = {key: found for key, found in series.items() if key != "place_experts"}
-    return settled({**series, **counters}, seconds, _numbers_changed, flow.touched)
+    numbers = {found.key: found for found in _ALL if found.target is target}
+    counters = {found.counter: found for found in numbers.values() if found.counter is not None}
+    return settled({**numbers, **counters}, numbers, _number_changed, flow.touched)
 
 
 _LIVE: tuple[tuple[Any, type[Plain]], ...] = (
     *((target, _with_seconds(target)) for target in (PROF, WINDOW_PROF, PREFETCH_TPROF)),
-    (PREDICT_RECALL_PROF, watched(_balanced(lambda: flow.recall, frozenset(("hit", "routed"))))),
-    (
-        MISS_ATTRIB,
-        settled(dict.fromkeys(ENTRIES, misses), {}, _balanced(lambda: flow.miss, MissBalance.ENTRIES), flow.touched),
-    ),
+    (PREDICT_RECALL_PROF, watched(_recall_changed)),
+    (MISS_ATTRIB, settled(dict.fromkeys(ENTRIES, misses), {}, _misses_changed, flow.touched)),
 )
 
 

@@ -188,7 +188,7 @@ class Unions:
             if seq > catalog.SEQ_EXACT and sum(known[1] > catalog.SEQ_EXACT for known in self._rows) >= EXACT_SEQS:
                 return None
             label = "" if seq == UNKNOWN else catalog.seq_label(seq)
-            row = SeqCells(self.home.phases[phase], seq or None, label)
+            row = SeqCells(self.home, self.home.phases[phase], seq or None, label)
             self._rows[phase, seq] = row
             self.home.guest_rows.append(row)
         return row

@@ -1,407 +1,17 @@
-"""Hook bodies: from arguments to cells on the calling thread, without the SDK, a lock or a format string (D1).
-
-Every body keeps three rules. What may fail comes before the first increment, so a record counts whole or not at
-all. The right side of an increment holds no call (cells). And an Exception ends in `_lose`, never in the caller.
-The one thing a Python function cannot catch is the RecursionError of its own call.
-"""
+"""Switching a recorder on and off, and between the variants of the live hooks."""
 
 from __future__ import annotations
 
 import sys
 import threading
-import time
-from bisect import bisect_left
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
 from functools import wraps
-from threading import get_ident
-from time import perf_counter
 from typing import Any
 
-from . import hooks, values
-from .catalog import (
-    FORWARD_BOUNDS,
-    HOST_BOUNDS,
-    READ_BOUNDS,
-    REQUEST_BOUNDS,
-    RESIDENCIES,
-    TPOT_BOUNDS,
-    TTFT_BOUNDS,
-)
-from .cells import HistogramCell, LayerCells, SeqCells
+from . import hooks
 from .hooks import HOOKS, Recorder
-from .store import Store, logger
-from .values import MAX_SECONDS, Refused
-
-LOG_INTERVAL = 60.0
-"""Seconds between two log lines about lost records."""
-
-
-class LiveRecorder(Recorder):
-    """The hooks while telemetry runs; swapped in for Recorder by `attach`.
-
-    `_row` holds the cells of the latest forward pass. As long as one thread makes them all, every thread's events
-    belong to that pass; the second thread that begins one turns the recorder into a ThreadedRecorder.
-    """
-
-    __slots__ = ()
-
-    def forward(self, tokens: Any, phase: Any = None) -> None:
-        try:
-            store = self._store
-            try:
-                row = store.forwards[phase, tokens]
-            except (KeyError, TypeError):
-                row = store.forward_row(tokens, phase)
-            if tokens is True:  # equal to 1, and so found
-                raise Refused("not_a_number", tokens)
-            thread = get_ident()
-            if thread != store.thread:
-                _meet_thread(self, thread)
-            if self._store is store:  # else stopped or started anew meanwhile
-                self._row = row
-            store.active[thread] = (row.phase.name, perf_counter())
-        except Exception as error:
-            _lose(self, "forward", error)
-
-    def forward_done(self, seconds: Any) -> None:
-        try:
-            store = self._store
-            store.active.pop(get_ident(), None)
-            row = self._row
-            if type(seconds) is not float or not 0.0 <= seconds <= MAX_SECONDS:
-                seconds = values.seconds(seconds)
-            cell = row.duration
-            cell.counts[bisect_left(FORWARD_BOUNDS, seconds)] += 1
-            cell.sum += seconds
-            store.forward_done_seen = True
-        except Exception as error:
-            _lose(self, "forward_done", error)
-
-    def tokens(self, n: Any, phase: Any = None) -> None:
-        try:
-            store = self._store
-            cells = self._row.phase if phase is None else store.phase(phase)
-            number = values.count(n)
-            cells.tokens += number
-        except Exception as error:
-            _lose(self, "tokens", error)
-
-    def speculation(self, proposed: Any, accepted: Any) -> None:
-        try:
-            store = self._store
-            taken = values.count(accepted)
-            refused = values.count(proposed) - taken
-            if refused < 0:
-                raise Refused("out_of_range", accepted)
-            store.accepted += taken
-            store.rejected += refused
-        except Exception as error:
-            _lose(self, "speculation", error)
-
-    def request(self, time_to_first_token: Any, duration: Any, output_tokens: Any) -> None:
-        try:
-            store = self._store
-            whole = values.seconds(duration)
-            number = values.count(output_tokens)
-            first = None if time_to_first_token is None else values.seconds(time_to_first_token)
-            if first is not None and first > whole:
-                raise Refused("out_of_range", time_to_first_token)
-            _observe(store.request, REQUEST_BOUNDS, whole)
-            if first is not None:
-                _observe(store.ttft, TTFT_BOUNDS, first)
-                if number > 1:
-                    _observe(store.tpot, TPOT_BOUNDS, (whole - first) / (number - 1))
-        except Exception as error:
-            _lose(self, "request", error)
-
-    # One body: a call costs as much as four increments, and this is the hook of every layer of every pass.
-    def routed(  # noqa: PLR0912, PLR0915
-        self, layer: Any, experts: Any, resident: Any = None, predicted: Any = None, ready: Any = None
-    ) -> None:
-        try:
-            if type(experts) is not set:
-                experts = values.ids(experts)
-            row = self._row
-            number = len(experts)
-            recalled = wasted = misses = late = evicted = by_prefetch = 0
-            if predicted is not None:
-                if type(predicted) is not set:
-                    predicted = values.ids(predicted)
-                named = experts & predicted
-                recalled = len(named)
-                wasted = len(predicted) - recalled
-            if resident is not None:
-                if type(resident) is not set:
-                    resident = values.ids(resident)
-                absent = experts - resident
-                misses = len(absent)
-                # Only predicted experts can be late or evicted, and only they can owe their hit to a prefetch.
-                if recalled and ready is not None:
-                    if type(ready) is not set:
-                        ready = values.ids(ready)
-                    by_prefetch = len(named & ready)
-                    if misses:
-                        evicted = len(absent & predicted & ready)
-                        by_prefetch -= evicted
-                if recalled and misses:
-                    late = len(absent & named) - evicted
-            missed = number - recalled
-            hits = number - misses
-            unpredicted = misses - late - evicted
-            try:
-                cells = row.by_layer[layer]
-            except (KeyError, TypeError):
-                cells = self._store.layer_cells(row, layer)
-            try:
-                cells.sizes[number] += 1
-            except KeyError:
-                cells.union.add(number)
-            if number > cells.capacity:
-                cells.overflows += 1
-            if resident is None:
-                cells.unknown += 1
-            else:
-                cells.hit += hits
-                if misses:
-                    cells.partial += 1
-                    cells.miss_timing += late
-                    cells.miss_evicted += evicted
-                    cells.miss_unpredicted += unpredicted
-                else:
-                    cells.all_hit += 1
-                cells.prefetch_hits += by_prefetch
-            if predicted is not None:
-                cells.recalled += recalled
-                cells.missed += missed
-                cells.wasted += wasted
-        except Exception as error:
-            _lose(self, "routed", error)
-
-    def union(self, layer: Any, size: Any, residency: Any = None) -> None:
-        try:
-            row = self._row
-            if residency is not None and (not isinstance(residency, str) or residency not in RESIDENCIES):
-                raise Refused("unknown_label", residency)
-            if type(size) is not int:
-                size = values.count(size)
-            try:
-                cells = row.by_layer[layer]
-            except (KeyError, TypeError):
-                values.count(size)  # before a refused record makes a layer known
-                cells = self._store.layer_cells(row, layer)
-            try:
-                cells.sizes[size] += 1
-            except KeyError:  # a new size, or a negative one
-                cells.union.add(values.count(size))
-            if size > cells.capacity:
-                cells.overflows += 1
-            if residency is None or residency == "unknown":
-                cells.unknown += 1
-            elif residency == "all_hit":
-                cells.all_hit += 1
-            elif residency == "partial":
-                cells.partial += 1
-            else:
-                cells.bypassed += 1
-        except Exception as error:
-            _lose(self, "union", error)
-
-    def recall(self, layer: Any, predicted: Any, routed: Any) -> None:
-        try:
-            routed = values.ids(routed)
-            predicted = values.ids(predicted)
-            recalled = len(routed & predicted)
-            missed = len(routed) - recalled
-            wasted = len(predicted) - recalled
-            cells = self._layer(layer)
-            cells.recalled += recalled
-            cells.missed += missed
-            cells.wasted += wasted
-        except Exception as error:
-            _lose(self, "recall", error)
-
-    def prefetch(self, stage: Any, seconds: Any) -> None:
-        try:
-            cell = self._row.prefetch[stage]
-            if type(seconds) is not float or not 0.0 <= seconds <= MAX_SECONDS:
-                seconds = values.seconds(seconds)
-            cell.counts[bisect_left(HOST_BOUNDS, seconds)] += 1
-            cell.sum += seconds
-        except Exception as error:
-            _lose(self, "prefetch", error)
-
-    def promote(self, step: Any, seconds: Any) -> None:
-        try:
-            cell = self._row.promote[step]
-            if type(seconds) is not float or not 0.0 <= seconds <= MAX_SECONDS:
-                seconds = values.seconds(seconds)
-            cell.counts[bisect_left(HOST_BOUNDS, seconds)] += 1
-            cell.sum += seconds
-        except Exception as error:
-            _lose(self, "promote", error)
-
-    def block(self, segment: Any, seconds: Any) -> None:
-        try:
-            cell = self._row.block[segment]
-            if type(seconds) is not float or not 0.0 <= seconds <= MAX_SECONDS:
-                seconds = values.seconds(seconds)
-            cell.counts[bisect_left(HOST_BOUNDS, seconds)] += 1
-            cell.sum += seconds
-        except Exception as error:
-            _lose(self, "block", error)
-
-    def window(self, seconds: Any) -> None:
-        try:
-            _observe(self._row.phase.window, HOST_BOUNDS, seconds)
-        except Exception as error:
-            _lose(self, "window", error)
-
-    def stall(self, seconds: Any) -> None:
-        try:
-            _observe(self._row.phase.stall, READ_BOUNDS, seconds)
-        except Exception as error:
-            _lose(self, "stall", error)
-
-    def read(self, source: Any, nbytes: Any, seconds: Any, phase: Any = None) -> None:
-        try:
-            store = self._store
-            cells = self._row.phase if phase is None else store.phase(phase)
-            cell = cells.read_duration[source]
-            number = values.count(nbytes)
-            _observe(cell, READ_BOUNDS, seconds)
-            cells.read_bytes[source] += number
-        except Exception as error:
-            _lose(self, "read", error)
-
-    def block_call(self) -> None:
-        try:
-            cells = self._row.phase
-            cells.block_calls += 1
-        except Exception as error:
-            _lose(self, "block_call", error)
-
-    def placed(self, experts: Any = 1) -> None:
-        try:
-            cells = self._row.phase
-            number = values.count(experts)
-            cells.placed += number
-        except Exception as error:
-            _lose(self, "placed", error)
-
-    def prefetch_dropped(self, reason: Any, experts: Any = 1, nbytes: Any = 0) -> None:
-        try:
-            cells = self._row.phase
-            number = values.count(experts)
-            wasted = values.count(nbytes)
-            cells.dropped[reason] += number
-            cells.wasted_bytes += wasted
-        except Exception as error:
-            _lose(self, "prefetch_dropped", error)
-
-    def evicted(self, layer: Any, experts: Any = 1) -> None:
-        try:
-            number = values.count(experts)
-            cells = self._layer(layer)
-            cells.evictions += number
-        except Exception as error:
-            _lose(self, "evicted", error)
-
-    def degraded(self, mode: Any, experts: Any = 1) -> None:
-        try:
-            cells = self._row.phase
-            number = values.count(experts)
-            cells.degraded[mode] += number
-        except Exception as error:
-            _lose(self, "degraded", error)
-
-    def pool(self, layer: Any, capacity: Any = None, resident: Any = None) -> None:
-        try:
-            slots = None if capacity is None else values.count(capacity)
-            used = None if resident is None else values.count(resident)
-            self._store.declare_pool(layer, slots, used)
-        except Exception as error:
-            _lose(self, "pool", error)
-
-    def cumulative(self, metric: Any, value: Any, **labels: Any) -> None:
-        try:
-            number = values.amount(value)
-            self._store.feed(metric, number, labels)
-        except Exception as error:
-            _lose(self, "cumulative", error)
-
-    def timed(self, hook: Callable[..., None], *args: Any) -> AbstractContextManager[None]:
-        return _Timed(self, hook, args)
-
-    def _layer(self, layer: Any) -> LayerCells:
-        row: SeqCells = self._row
-        try:
-            return row.by_layer[layer]
-        except (KeyError, TypeError):
-            return self._store.layer_cells(row, layer)
-
-
-class _Timed:
-    """Times a with-block; the duration is recorded when the block raises, too."""
-
-    __slots__ = ("_args", "_begin", "_hook", "_recorder")
-
-    def __init__(self, recorder: Recorder, hook: Callable[..., None], args: tuple[Any, ...]) -> None:
-        self._recorder = recorder
-        self._hook = hook
-        self._args = args
-
-    def __enter__(self) -> None:
-        self._begin = perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        elapsed = perf_counter() - self._begin
-        try:
-            self._hook(*self._args, elapsed)
-        except Exception as error:  # not a hook, or one argument too few: off, it would have gone unnoticed
-            _lose(self._recorder, getattr(self._hook, "__name__", "timed"), error)
-
-
-def _observe(cell: HistogramCell, bounds: tuple[float, ...], seconds: Any) -> None:
-    if type(seconds) is not float or not 0.0 <= seconds <= MAX_SECONDS:
-        seconds = values.seconds(seconds)
-    cell.counts[bisect_left(bounds, seconds)] += 1
-    cell.sum += seconds
-
-
-def _lose(recorder: Recorder, hook: str, error: Exception) -> None:
-    """Count a record that was not taken, and say so at most once in LOG_INTERVAL."""
-    with suppress(Exception):  # a message that cannot be formatted or logged must not reach the caller either
-        store = recorder._store
-        if isinstance(error, Refused):
-            reason = error.reason
-        elif isinstance(error, (KeyError, TypeError)) and hook in _LABELLED:
-            reason = "unknown_label"  # not in the table, or unhashable
-        else:
-            reason = "error"
-            if hook in store.hook_errors:
-                store.hook_errors[hook] += 1
-        store.lost[reason] += 1
-        now = time.monotonic()
-        if now - store.logged_at >= LOG_INTERVAL:
-            store.logged_at = now
-            lost = sum(store.lost.values())
-            detail = error.kind if isinstance(error, Refused) else _described(error)
-            logger.warning("%s() dropped a record: %s (%s); %d dropped so far", hook, reason, detail, lost)
-
-
-_LABELLED = frozenset(("prefetch", "promote", "block", "read", "prefetch_dropped", "degraded"))
-"""Hooks that find their cell by a label; they read no iterable, whose own KeyError would be another matter."""
-
-
-def _described(error: Exception) -> str:
-    """The error for a log line. Only text is formatted: the repr of a lazy array evaluates it."""
-    told = ", ".join(part if isinstance(part, str) else type(part).__name__ for part in error.args)
-    return f"{type(error).__name__}: {told}"[:200]
-
-
-# -- switching ------------------------------------------------------------------------------------------------
-
+from .live import LiveRecorder, ThreadedRecorder
+from .store import Store
 
 _lock = threading.RLock()
 """Re-entrant: a signal handler may call a hook while its thread is in one."""
@@ -416,39 +26,6 @@ def _locked(name: str) -> Callable[..., None]:
             hook(*args, **kwargs)
 
     return record
-
-
-class ThreadedRecorder(LiveRecorder):
-    """The hooks where several threads make forward passes: each thread's events belong to its own."""
-
-    __slots__ = ()
-
-    @property
-    def _row(self) -> SeqCells:
-        store = self._store
-        return store.by_thread.get(get_ident()) or store.latest
-
-    @_row.setter
-    def _row(self, row: SeqCells) -> None:
-        store = self._store
-        store.by_thread[get_ident()] = store.latest = row
-
-
-def _meet_thread(recorder: LiveRecorder, thread: int) -> None:
-    """Prepare for a pass of a thread other than the first one that made passes."""
-    store = recorder._store
-    if thread in store.by_thread:
-        return
-    store.watch(thread)
-    first = store.thread
-    if first is None:
-        store.thread = thread
-    elif not isinstance(recorder, ThreadedRecorder):
-        store.latest = recorder._row
-        store.by_thread[first] = recorder._row
-        # No call, hence no switch point, before the change: it must not undo a stop or a start meanwhile.
-        if recorder.__class__ is LiveRecorder and recorder._store is store:
-            recorder.__class__ = ThreadedRecorder
 
 
 class LockedRecorder(ThreadedRecorder):
@@ -469,21 +46,23 @@ def needs_lock() -> bool:
 
 def attach(recorder: Recorder, store: Store, locked: bool | None = None) -> None:
     """Turn the recorder on, writing to `store`; `locked` overrides the choice of the variant."""
-    if type(recorder) is LiveRecorder:
-        recorder._store.latest = recorder._row  # where the telemetry that loses the recorder goes on later
-    variant: type[LiveRecorder] = ThreadedRecorder if store.by_thread else LiveRecorder
-    if needs_lock() if locked is None else locked:
-        variant = LockedRecorder
-    recorder.__class__ = Recorder  # off for a moment: no event may find one telemetry's row and another's store
-    recorder._store = store
-    recorder._row = store.latest
-    recorder.__class__ = variant
+    with _lock:
+        if type(recorder) is LiveRecorder:
+            recorder._store.latest = recorder._row  # where the telemetry that loses the recorder goes on later
+        variant: type[LiveRecorder] = ThreadedRecorder if store.by_thread else LiveRecorder
+        if needs_lock() if locked is None else locked:
+            variant = LockedRecorder
+        recorder.__class__ = Recorder  # off for a moment: no event may find one telemetry's row, another's store
+        recorder._store = store
+        recorder._row = store.latest
+        recorder.__class__ = variant
     _tell_followers(recorder)
 
 
 def detach(recorder: Recorder) -> None:
     """Turn the recorder off."""
-    recorder.__class__ = Recorder
+    with _lock:
+        recorder.__class__ = Recorder
     _tell_followers(recorder)
 
 

@@ -213,7 +213,7 @@ def _forward_durations(rows: list[SeqCells]) -> Iterator[tuple[LabelValues, Valu
 def _forward_active(store: Store) -> Iterator[tuple[LabelValues, Value]]:
     if not store.forward_done_seen:
         return
-    active = list(store.active.copy().values())
+    active = [] if store.ended else list(store.active.copy().values())
     now = time.perf_counter()  # behind the copy: an age is never negative
     for phase in c.PHASES:
         yield (phase,), max((now - begin for name, begin in active if name == phase), default=0.0)

@@ -89,6 +89,7 @@ class Store:
         # Forwards in progress: thread -> (phase, time.perf_counter at its begin).
         self.active: dict[int, tuple[str, float]] = {}
         self.forward_done_seen = False
+        self.ended = False  # no pass is in progress any more, whatever `active` holds
         self.latest = self.row("decode", 1)
         # Which thread made the first pass; rows by thread once a second one makes passes (recording).
         self.thread: int | None = None
@@ -132,7 +133,7 @@ class Store:
                 row.phase.name == phase and (row.tokens or 0) > catalog.SEQ_EXACT for row in list(self.rows.values())
             )
             exact = tokens if apart < EXACT_SEQS else None
-        row = SeqCells(self.phases[phase], exact, seq)
+        row = SeqCells(self, self.phases[phase], exact, seq)
         return self.rows.setdefault((phase, seq if exact is None else exact), row)
 
     def layer(self, index: int) -> Layer:

@@ -65,7 +65,7 @@ class Telemetry:
         self._pid = os.getpid()
 
     def snapshot(self) -> dict[str, Any]:
-        """Exact totals now, after stop() too (docs/metrics.md names them); empty metrics where telemetry is disabled."""
+        """Exact totals now, after stop() too (keys: `snapshot.build`); no metrics where disabled."""
         return snapshot.build(self._store, [] if self._source is None else self._source.families())
 
     def stop(self, linger: float = 0.0) -> None:
@@ -78,7 +78,7 @@ class Telemetry:
         with _switching:
             _live.remove(self)
             _feed(self._recorder)
-        self._store.active.clear()  # a pass cut off here would age in every later snapshot
+        self._store.ended = True  # a pass cut off here would age in every later snapshot
         if self._endpoint is not None and linger > 0:
             self._endpoint.wait_for_scrape(linger)
         self._unwind()

@@ -105,12 +105,12 @@ def layer_index(value: Any) -> int:
 
 
 def ids(value: Any) -> IdSet:
-    """Expert ids as a set. A set comes back as it is, unread; of anything else each item is checked.
+    """Expert ids as a set of our own. The items of a set are taken unread; of anything else each one is checked.
 
     Lists, tuples and NumPy integer arrays of any shape are read whole, other iterables up to MAX_ITEMS items.
     """
     if isinstance(value, (set, frozenset)):
-        return value
+        return frozenset(value)  # one read: a set may change meanwhile, and a subclass may answer as it likes
     if _is_lazy(value):
         raise Refused("lazy_array", value)
     if isinstance(value, (str, bytes, bytearray, memoryview)):  # iterable, but a mistake in the caller's code

@@ -104,7 +104,7 @@ class PrefetchReader:
             if ticket.state is not State.DONE:
                 return
             self._recycle(ticket)
-        rec.prefetch_dropped("unused", 1, self._expert_bytes)
+        rec.prefetch_dropped("unused", 1, self._expert_bytes, ticket.phase)
 
     def drain(self) -> None:
         """Wait until nothing is queued or under way, and everything read so far has been recorded."""
@@ -167,4 +167,4 @@ class PrefetchReader:
             wanted = ticket.wanted
             self._changed.notify_all()
         if not wanted:
-            rec.prefetch_dropped("unused", 1, buffer.nbytes)
+            rec.prefetch_dropped("unused", 1, buffer.nbytes, ticket.phase)

@@ -1,0 +1,44 @@
+"""Records that a hook did not take: counted by reason, and told in one log line a minute."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+
+from .hooks import Recorder
+from .store import logger
+from .values import Refused
+
+LOG_INTERVAL = 60.0
+"""Seconds between two log lines about lost records."""
+
+
+def lose(recorder: Recorder, hook: str, error: Exception) -> None:
+    """Count a record that was not taken, and say so at most once in LOG_INTERVAL."""
+    with suppress(Exception):  # a message that cannot be formatted or logged must not reach the caller either
+        store = recorder._store
+        if isinstance(error, Refused):
+            reason = error.reason
+        elif isinstance(error, (KeyError, TypeError)) and hook in _LABELLED:
+            reason = "unknown_label"  # not in the table, or unhashable
+        else:
+            reason = "error"
+            if hook in store.hook_errors:
+                store.hook_errors[hook] += 1
+        store.lost[reason] += 1
+        now = time.monotonic()
+        if now - store.logged_at >= LOG_INTERVAL:
+            store.logged_at = now
+            lost = sum(store.lost.values())
+            detail = error.kind if isinstance(error, Refused) else _described(error)
+            logger.warning("%s() dropped a record: %s (%s); %d dropped so far", hook, reason, detail, lost)
+
+
+_LABELLED = frozenset(("prefetch", "promote", "block", "read", "prefetch_dropped", "degraded"))
+"""Hooks that find their cell by a label; they read no iterable, whose own KeyError would be another matter."""
+
+
+def _described(error: Exception) -> str:
+    """The error for a log line. Only text is formatted: the repr of a lazy array evaluates it."""
+    told = ", ".join(part if isinstance(part, str) else type(part).__name__ for part in error.args)
+    return f"{type(error).__name__}: {told}"[:200]
