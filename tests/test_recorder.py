@@ -559,15 +559,18 @@ def test_timed_blocks_nest(cap):
 # -- sets that change under our hands ----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("at", range(1, 8))
 @pytest.mark.parametrize("argument", ["experts", "resident", "predicted", "ready"])
 @pytest.mark.parametrize("change", [set.clear, lambda found: found.update(range(100, 200))], ids=["empties", "fills"])
-def test_a_set_that_changes_within_a_hook_counts_once(cap, monkeypatch, argument, change):
+def test_a_set_that_changes_within_a_hook_counts_once(cap, monkeypatch, argument, change, at):
     """Another thread's change at any call inside the hook makes no count negative and breaks no partition."""
+    calls = iter(range(1, 100))
     rec.forward(1)
     given = {"experts": set(range(10)), "resident": set(range(5)), "predicted": set(range(3, 8)), "ready": {3, 4, 5, 6}}
 
     def switched(found):
-        change(given[argument])
+        if next(calls) == at:
+            change(given[argument])
         return len(found)
 
     monkeypatch.setattr(live, "len", switched, raising=False)
