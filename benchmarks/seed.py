@@ -8,8 +8,12 @@ from __future__ import annotations
 from time import perf_counter
 
 PROF = {"route": 0.0, "pyremap": 0.0, "fetch": 0.0, "matmul": 0.0, "combine": 0.0, "n_calls": 0}
-PREFETCH_TPROF: dict[str, float] = dict.fromkeys(("predict_s", "submit_s", "promote_s", "take_s", "place_s"), 0.0)
+_SECONDS = ("predict_s", "submit_s", "promote_s", "take_s", "route_s", "place_s")
+PREFETCH_TPROF: dict[str, float] = dict.fromkeys(_SECONDS, 0.0)
 PREFETCH_TPROF.update(dict.fromkeys(("predict_n", "submit_n", "promote_n", "place_experts"), 0))
+UNION_ON = False
+WINDOW_PROF = {"sum_s": 0.0, "n": 0}
+PREDICT_RECALL_PROF = {"hit": 0, "routed": 0, "n": 0}
 MISS_ATTRIB = dict.fromkeys(
     (
         *("routed", "resident_hit", "miss_A_predicted", "miss_B_unpredicted", "n"),
@@ -22,7 +26,7 @@ UNION_PROF: dict[int, list[int]] = {}
 UNION_SAMPLES: dict[int, dict[int, list[int]]] = {}
 
 
-def tick(segment: str, begin: float) -> None:
+def _tick(segment: str, begin: float) -> None:
     """Seconds since `begin` into a segment's sum."""
     PROF[segment] += perf_counter() - begin
 

@@ -7,7 +7,7 @@ more than a dict's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from .profiling_times import Series
@@ -21,10 +21,10 @@ Changed = Callable[[Any, Any, Any], None]
 
 
 class Unsettled(Protocol):
-    """Has something that is not in the dict yet while `raw` holds anything."""
+    """Has something that is not in the dict yet while `raw`, always the same object, is true."""
 
     @property
-    def raw(self) -> Sized: ...
+    def raw(self) -> object: ...
 
     def settle(self) -> None:
         """Bring the dict up to date."""
@@ -56,50 +56,43 @@ def watched(changed: Changed) -> type[Plain]:
 
 def settled(
     entries: Mapping[str, Unsettled],
-    seconds: Mapping[str, Series],
+    numbers: Mapping[str, Series],
     changed: Changed,
     touched: Callable[[Series], None],
 ) -> type[Plain]:
     """The class of a dict that is brought up to date when it is read: `entries` by key may hold what it lacks.
 
-    Of `seconds` the writes go into the series at once; one that has got its first value, or many, is `touched`.
+    Rises of `numbers` go into their series at once; one that has got its first value, or many, is `touched`. Other
+    writes, and numbers of other types, are reported.
     """
-    find = entries.get
-    find_seconds = seconds.get
+    unsettled = {key: entry.raw for key, entry in entries.items()}.get
+    find = numbers.get
     limit = Series.LIMIT
 
     class Settled(Plain):
         __slots__ = ()
 
         def __getitem__(self, key: Any) -> Any:
-            found = find(key)
-            if found is not None and found.raw:
-                found.settle()
+            if unsettled(key):
+                entries[key].settle()
             return _getitem(self, key)
 
         def __setitem__(self, key: Any, value: Any) -> None:
-            found = find_seconds(key)
-            if found is not None and type(value) is float:
-                if found.raw:
-                    found.settle()
-                before = _get(self, key)
-                _set(self, key, value)
-                if type(before) is float:
-                    value -= before
-                    if value > 0.0:
-                        seen = found.seen
-                        seen.append(value)
-                        if not 1 < len(seen) < limit:
-                            touched(found)
-                    return
-                changed(key, before or 0, value)
-                return
-            other = find(key)
-            if other is not None and other.raw:
-                other.settle()
+            if unsettled(key):
+                entries[key].settle()
             before = _get(self, key, 0)
             _set(self, key, value)
-            changed(key, before, value)
+            found = find(key)
+            kind = type(value)
+            if found is None or kind is not type(before) or (kind is not float and kind is not int):
+                changed(key, before, value)
+                return
+            value -= before
+            if value > 0:
+                seen = found.seen
+                seen.append(value)
+                if not 1 < len(seen) < limit:
+                    touched(found)
 
     def settle(_: dict[str, Any]) -> None:
         for found in set(entries.values()):

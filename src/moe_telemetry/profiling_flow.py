@@ -52,7 +52,6 @@ class Flow:
         self._end = 0  # last layer of the pass before
         self._marked = True  # the series' marks are those of the last decision
         self._learned = False  # the order of a layer's calls
-        self._calls = 0
         self.miss = MissBalance()
         self.recall = RecallBalance()
         for series in self._series:
@@ -134,11 +133,11 @@ class Flow:
             if not self.waits:
                 self.waits = True
                 self.watch()
-            if self.timed or told != self.phase or self._calls:
+            if self.timed or told != self.phase:
                 self._decide(told, self.layer, waited=False)
             return self.unions.cells(phase, self.seq, self.layer), untold
         seq, size, layer = pending
-        if self.timed or told != self.phase or self._calls or self.recall.owed:
+        if self.timed or told != self.phase or self.recall.owed:
             self._decide(told, layer, waited=True)
         self.unions.pending = None
         cells = self.unions.add(phase, seq, size, layer)
@@ -162,16 +161,13 @@ class Flow:
 
     def _decide(self, phase: str, layer: int, waited: bool) -> None:
         """The layer at hand is of this phase; `waited`: since its union."""
-        if not waited and not self._learned and self.timed:
+        if not self._learned and self.timed:
             self._learn_order()
         if phase != self.phase:
             self._change(phase, waited)
         if self.recall.owed:
             self.recall.add(self.unions.cells(phase, self.seq, layer))
         cells = self.home.phases[phase]
-        if self._calls:
-            calls, self._calls = self._calls, 0
-            cells.block_calls += calls
         if self.timed:
             self._marked = layer >= self._end or layer < 0
             if self._marked:
@@ -218,17 +214,6 @@ class Flow:
         if len(series) > Series.LIMIT:
             series.drain(len(series), self.home.phases[self.known()])
 
-    def called(self, number: int) -> None:
-        """Calls of the MoE block: of the layer that is open, or of the one decided last."""
-        self.watch()
-        waits = self.unions.pending is not None or any(
-            len(series) > series.mark for series in self._series if series.before
-        )
-        if waits:
-            self._calls += number
-        else:
-            self.home.phases[self.phase].block_calls += number
-
     def settle_counts(self) -> None:
         """Export what in-place writes have added up to, as far as its layer and phase are known."""
         if self.miss.owed:
@@ -247,5 +232,3 @@ class Flow:
         cells = self.home.phases[self.known()]
         for series in self._series:
             series.drain(len(series), cells)
-        cells.block_calls += self._calls
-        self._calls = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sized
+from collections.abc import Collection
 from itertools import islice
 from typing import Any
 
@@ -42,9 +42,12 @@ class Misses:
         self._target = target
 
     @property
-    def raw(self) -> Sized:
-        """Not empty while the dict lacks something."""
-        return "x" * (self.prefill.calls or self.decode.calls > 0)
+    def raw(self) -> Misses:
+        """Itself: true while the dict lacks something."""
+        return self
+
+    def __bool__(self) -> bool:
+        return self.prefill.calls > 0 or self.decode.calls > 0
 
     def settle(self) -> None:
         """Bring the dict up to date."""

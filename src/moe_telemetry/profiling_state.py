@@ -17,7 +17,7 @@ from .profiling_balances import MissBalance
 from .profiling_dicts import Plain, settled, watched
 from .profiling_flow import Flow
 from .profiling_misses import ENTRIES, Misses
-from .profiling_times import Series, counts_into, seconds_into
+from .profiling_times import Series, block_calls, counts_into, placed, seconds_into
 from .store import Identity, Store, logger
 from .values import Refused
 
@@ -79,8 +79,8 @@ _ALL = (
         Series(PREFETCH_TPROF, f"{key}_s", seconds_into(_of("promote", key)), lose, before=True, either=True)
         for key in STEPS
     ),
-    Series(PREFETCH_TPROF, "place_experts", counts_into("placed"), lose, before=True, either=True),
-    Series(PROF, "n_calls", counts_into("block_calls"), lose, before=False, either=True),
+    Series(PREFETCH_TPROF, "place_experts", counts_into(placed), lose, before=True, either=True),
+    Series(PROF, "n_calls", counts_into(block_calls), lose, before=False, either=True),
 )
 by_key = {series.key: series for series in _ALL}
 

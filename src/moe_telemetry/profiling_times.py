@@ -127,10 +127,23 @@ def seconds_into(cell: Callable[[PhaseCells], HistogramCell]) -> Callable[[Phase
     return export
 
 
-def placed_into(phase: PhaseCells, batch: list[Any], lose: Lose) -> None:
-    """Export the number of placed experts."""
-    number = sum(_taken(values.count, batch, lose))
+def counts_into(add_to: Callable[[PhaseCells, int], None]) -> Callable[[PhaseCells, list[Any], Lose], None]:
+    """An export of counts into a counter of a phase."""
+
+    def export(phase: PhaseCells, batch: list[Any], lose: Lose) -> None:
+        add_to(phase, sum(_taken(values.count, batch, lose)))
+
+    return export
+
+
+def placed(phase: PhaseCells, number: int) -> None:
+    """Experts that promote placed."""
     phase.placed += number
+
+
+def block_calls(phase: PhaseCells, number: int) -> None:
+    """Calls of the MoE block."""
+    phase.block_calls += number
 
 
 def _observe(cell: HistogramCell, batch: list[Any], lose: Lose) -> None:

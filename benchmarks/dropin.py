@@ -1,0 +1,191 @@
+"""What the drop-in costs against the module that it stands in for: running, and without telemetry.
+
+The work that a call leaves for later is inside the times: what waits is brought into the dicts and the histograms
+before a batch's clock stops.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count, repeat
+from time import perf_counter
+from typing import Any
+
+import seed
+
+from moe_telemetry import Recorder, profiling
+from moe_telemetry.profiling_state import flow, misses
+from moe_telemetry.testing import capture
+
+Event = Callable[[], object]
+
+OFF_MOST = 1.25
+"""Without telemetry: a write to a dict's subclass is some ten nanoseconds dearer than one to a dict."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """The same event on the drop-in and on what it is held against, with the limit of the ratio while running."""
+
+    name: str
+    event: Event
+    against: Event
+    most: float | None = None
+    off_most: float | None = OFF_MOST
+
+
+@dataclass(frozen=True)
+class Row:
+    """Medians in nanoseconds an event: running and its counterpart, off and its counterpart."""
+
+    name: str
+    running: float
+    against: float
+    off: float
+    off_against: float
+    most: float | None
+    off_most: float | None
+
+    def misses(self) -> list[str]:
+        """Limits that this row misses."""
+        found = []
+        if self.most is not None and self.running / self.against > self.most:
+            found.append(f"drop-in, {self.name}: {self.running / self.against:.2f}, at most {self.most}")
+        if self.off_most is not None and self.off / self.off_against > self.off_most:
+            found.append(f"drop-in off, {self.name}: {self.off / self.off_against:.2f}, at most {self.off_most}")
+        return found
+
+
+def _misses(experts: int) -> tuple[Event, Event]:
+    rng = random.Random(experts)
+    routed = set(rng.sample(range(128), experts))
+    resident = set(rng.sample(sorted(routed), experts - max(1, experts // 10))) | set(rng.sample(range(128), 90))
+    predicted = set(rng.sample(sorted(routed), experts * 8 // 10)) | set(rng.sample(range(128), 3))
+    ready = set(rng.sample(sorted(predicted), len(predicted) // 2))
+    return (
+        lambda: profiling.note_miss_attrib(routed, predicted, resident, True, ready),
+        lambda: seed.note_miss_attrib(routed, predicted, resident, True, ready),
+    )
+
+
+def _block(module: Any) -> Event:
+    """One layer's calls and writes, with everything turned on; layers in turn, 48 a pass."""
+    rng = random.Random(10)
+    routed = set(rng.sample(range(128), 10))
+    resident = set(rng.sample(sorted(routed), 9)) | set(rng.sample(range(128), 90))
+    predicted = set(rng.sample(sorted(routed), 8)) | set(rng.sample(range(128), 3))
+    ready = set(rng.sample(sorted(predicted), 5))
+    layers = count()
+    note, tick = module.note_tprof, module._tick
+
+    def block() -> None:
+        note("predict_s", 1e-4, count_key="predict_n")
+        note("submit_s", 1e-4, count_key="submit_n")
+        module.WINDOW_PROF["sum_s"] += 1e-3
+        module.WINDOW_PROF["n"] += 1
+        module.note_union(1, 10, next(layers) % 48)
+        tick("route", 0.0)
+        note("take_s", 1e-4)
+        note("route_s", 1e-4)
+        note("place_s", 1e-4, count_key="place_experts", count=2)
+        note("promote_s", 1e-4, count_key="promote_n")
+        module.note_miss_attrib(routed, predicted, resident, True, ready)
+        recall = module.PREDICT_RECALL_PROF
+        recall["hit"] += 8
+        recall["routed"] += 10
+        recall["n"] += 1
+        for segment in ("pyremap", "fetch", "matmul", "combine"):
+            tick(segment, 0.0)
+        module.PROF["n_calls"] += 1
+
+    return block
+
+
+def cases(recorder: Recorder) -> list[Case]:
+    """Every function and kind of write; `recorder` is one that runs."""
+    plain = {"fetch": 0.0, "routed": 0}
+
+    def write(found: Any, key: str, rise: float) -> Event:
+        def event() -> None:
+            found[key] += rise
+
+        return event
+
+    def guarded(module: Any) -> Event:
+        def event() -> None:
+            if module.UNION_ON:
+                module.note_union(1, 10, 3)
+
+        return event
+
+    def note(module: Any, segment: str, **named: Any) -> Event:
+        return lambda: module.note_tprof(segment, 1.3e-4, **named)
+
+    def notes(name: str, segment: str, **named: Any) -> Case:
+        return Case(name, note(profiling, segment, **named), note(seed, segment, **named), 2.0)
+
+    return [
+        notes("note_tprof with its count", "predict_s", count_key="predict_n"),
+        notes("note_tprof", "take_s"),
+        notes("note_tprof, placed", "place_s", count_key="place_experts", count=3),
+        Case("_tick", lambda: profiling._tick("fetch", 0.0), lambda: seed._tick("fetch", 0.0), 2.0),
+        Case("note_union", lambda: profiling.note_union(1, 10, 3), lambda: seed.note_union(1, 10, 3), 0.6),
+        Case("note_miss_attrib, 10 experts", *_misses(10), 0.5),
+        Case("note_miss_attrib, 25 experts", *_misses(25), 0.3),
+        Case("PROF[...] += against a dict's", write(profiling.PROF, "fetch", 1e-4), write(plain, "fetch", 1e-4), 10.0),
+        Case(
+            "PROF[...] += against recorder.block",
+            write(profiling.PROF, "fetch", 1e-4),
+            lambda: recorder.block("fetch", 1e-4),
+            2.5,
+            off_most=None,
+        ),
+        Case(
+            "MISS_ATTRIB[...] += against a dict's", write(profiling.MISS_ATTRIB, "routed", 1), write(plain, "routed", 1)
+        ),
+        Case("a call site whose flag is off", guarded(profiling), guarded(seed), OFF_MOST),
+        Case("a layer's block, everything on", _block(profiling), _block(seed), 2.0),
+    ]
+
+
+def measure(repeats: int, calls: int) -> list[Row]:
+    """Medians of interleaved batches, each case with a telemetry of its own."""
+    recorder = Recorder()
+    rows = []
+    with capture(recorder=recorder):
+        recorder.forward(1)
+        for case in cases(recorder):
+            off = _medians(case, repeats, calls)
+            with capture():
+                running = _medians(case, repeats, calls)
+            rows.append(Row(case.name, *running, *off, case.most, case.off_most))
+    return rows
+
+
+def _medians(case: Case, repeats: int, calls: int) -> tuple[float, float]:
+    times: tuple[list[float], list[float]] = ([], [])
+    number = calls // 8 if "block, everything" in case.name else calls
+    for _ in range(repeats):
+        seed.reset_samples()
+        for taken, event in zip(times, (case.event, case.against), strict=True):
+            begin = perf_counter()
+            for _ in repeat(None, number):
+                event()
+            if event is case.event:
+                flow.flush()
+                misses.settle()
+            taken.append((perf_counter() - begin) / number * 1e9)
+    return statistics.median(times[0]), statistics.median(times[1])
+
+
+def show(rows: list[Row]) -> None:
+    """A table in Markdown."""
+    print("\n| drop-in | ns | of the seed's (at most) | off: of the seed's (at most) |\n|---|---|---|---|")
+    for row in rows:
+        most = "" if row.most is None else f" ({row.most})"
+        off_most = "" if row.off_most is None else f" ({row.off_most})"
+        off = "" if row.off_most is None else f"{row.off / row.off_against:.2f}{off_most}"
+        print(f"| {row.name} | {row.running:.0f} | {row.running / row.against:.2f}{most} | {off} |")
