@@ -1,47 +1,30 @@
-"""Dashboards as files: layout, what each panel says, variables, provisioning, and that they are current."""
+"""Panels: where they stand, what each says and how it is drawn."""
 
-import json
 import re
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("grafana_foundation_sdk")
 
 import promql_parser as p
-import yaml
+from dashboards_seen import each_panel as each_panel_of
+from dashboards_seen import panels, titled
+from grafana_foundation_sdk.models.dashboard import Panel
 from promql_checks import fill, matchers, selectors
 
 from moe_telemetry import catalog as c
 from moe_telemetry.monitoring import rules
 from moe_telemetry.monitoring.config import Config
-from moe_telemetry.monitoring.dashboards import NOT_SHOWN, build, files, panel_reference
+from moe_telemetry.monitoring.dashboards import build
 from moe_telemetry.monitoring.kit import OUTCOME_COLOURS
 from moe_telemetry.monitoring.layout import Band, Section, arrange
-from moe_telemetry.monitoring.panel_page import metrics, rows
 
-ROOT = Path(__file__).parent.parent
 CONFIG = Config()
 DASHBOARDS = build(CONFIG)
-PANELS = [
-    pytest.param(panel, id=f"{dashboard['uid']}-{panel['id']}")
-    for dashboard in DASHBOARDS.values()
-    for _, panels in rows(dashboard)
-    for panel in panels
-]
 each_dashboard = pytest.mark.parametrize("dashboard", DASHBOARDS.values(), ids=DASHBOARDS)
-each_panel = pytest.mark.parametrize("panel", PANELS)
+each_panel = each_panel_of(DASHBOARDS)
 BLENDED = {"clamp_min(1 - sum by (instance) (rate(moe_forward_duration_seconds_sum{S}[$__rate_interval])), 0)"}
 """Idle time is what neither phase has."""
-
-
-def _panels(dashboard):
-    return [panel for _, panels in rows(dashboard) for panel in panels]
-
-
-def _titled(uid, title):
-    (panel,) = [panel for panel in _panels(DASHBOARDS[f"{uid}.json"]) if panel["title"] == title]
-    return panel
 
 
 def _rectangles(dashboard):
@@ -58,7 +41,7 @@ def test_nothing_overlaps_in_24_columns(dashboard):
         at = panel["gridPos"]
         assert 0 <= at["x"] < at["x"] + at["w"] <= 24
         for cell in ((x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])):
-            assert taken.setdefault(cell, panel["title"]) == panel["title"]
+            assert taken.setdefault(cell, panel["id"]) == panel["id"]
 
 
 @each_dashboard
@@ -77,14 +60,8 @@ def test_a_collapsed_row_is_the_last():
 
 def test_too_wide_a_band_is_refused():
     """25 columns are an error of generation and not a surprise on screen."""
-    panel = next(iter(PANELS)).values[0]
     with pytest.raises(ValueError, match="25 columns"):
-        arrange([Section("", (Band(1, ((_Panel(panel), 12), (_Panel(panel), 13))),))])
-
-
-class _Panel:
-    def __init__(self, panel):
-        self.title = panel["title"]
+        arrange([Section("", (Band(1, ((Panel(), 12), (Panel(), 13))),))])
 
 
 @each_dashboard
@@ -203,77 +180,14 @@ def test_outcomes_have_their_colours(panel):
     }
 
 
-@each_dashboard
-def test_dashboard_is_linked_to_the_others(dashboard):
-    """One tag on all; a link to all of it that keeps time and variables and is shown, not hidden in a menu."""
-    assert ["moe-telemetry"] == dashboard["tags"]
-    (link,) = dashboard["links"]
-    assert ("dashboards", ["moe-telemetry"], True, True) == (
-        link["type"],
-        link["tags"],
-        link["includeVars"],
-        link["keepTime"],
-    )
-    assert "placement" not in link
-
-
-def test_uids_are_stable():
-    """Links from alerts and bookmarks hold, and alerts link to dashboards that exist."""
-    uids = ["moe-overview", "moe-prefetch", "moe-layers", "moe-host"]
-    assert uids == [dashboard["uid"] for dashboard in DASHBOARDS.values()]
-    linked = set(re.findall(r"/d/([\w-]+)", rules.render(CONFIG)))
-    assert set() < linked <= set(uids)
-
-
-@each_dashboard
-def test_variables_of_all_dashboards_come_first(dashboard):
-    """Datasource, job, model and instance, instance chained by the model, which the run info alone carries."""
-    variables = {variable["name"]: variable for variable in dashboard["templating"]["list"]}
-    assert ["datasource", "job", "model", "instance"] == list(variables)[:4]
-    assert "prometheus" == variables["datasource"]["query"]
-    assert (
-        'label_values(moe_run_info{job=~"$job",model=~"$model"}, instance)' == variables["instance"]["query"]["query"]
-    )
-
-
-@each_dashboard
-def test_each_used_variable_is_there_and_used(dashboard):
-    """No query names a variable that the dashboard lacks, and no variable is for show."""
-    defined = {variable["name"] for variable in dashboard["templating"]["list"]}
-    used = set(re.findall(r"\$\{?([a-z]\w*)", json.dumps(dashboard)))
-    assert defined == used
-
-
-def test_what_would_blend_is_single():
-    """Phase, outcome and source have one value at a time, and never All."""
-    found = {
-        variable["name"]: (variable["multi"], variable["includeAll"])
-        for dashboard in DASHBOARDS.values()
-        for variable in dashboard["templating"]["list"]
-        if variable["type"] == "custom"
-    }
-    assert {"phase": (False, False), "outcome": (False, False), "source": (False, False)} == found
-
-
 def test_layers_sort_as_numbers():
     """The variable's values, and the rows of a history by leading zeros."""
     (layer,) = [v for v in DASHBOARDS["moe-layers.json"]["templating"]["list"] if v["name"] == "layer"]
     assert 3 == layer["sort"]
-    histories = [panel for panel in _panels(DASHBOARDS["moe-layers.json"]) if panel["type"] == "status-history"]
+    histories = [panel for panel in panels(DASHBOARDS["moe-layers.json"]) if panel["type"] == "status-history"]
     assert histories
     for panel in histories:
         assert panel["targets"][0]["expr"].startswith("label_replace(label_replace(")
-
-
-@each_dashboard
-def test_alerts_and_run_starts_are_marked(dashboard):
-    """A run start stands at the time that the run gives, not at that of the sample."""
-    alerts, runs = dashboard["annotations"]["list"]
-    assert alerts["expr"].startswith('ALERTS{alertstate="firing"')
-    assert ('moe_run_start_time_seconds{job=~"$job",instance=~"$instance"} * 1000', True) == (
-        runs["expr"],
-        runs["useValueForTime"],
-    )
 
 
 @pytest.mark.parametrize(
@@ -293,13 +207,13 @@ def test_alerts_and_run_starts_are_marked(dashboard):
 def test_thresholds_come_from_the_config(uid, title, name, value):
     """The alert's threshold is the panel's, whatever it is set to."""
     changed = build(CONFIG.with_threshold(name, value))[f"{uid}.json"]
-    (panel,) = [panel for panel in _panels(changed) if panel["title"] == title]
+    (panel,) = [panel for panel in panels(changed) if panel["title"] == title]
     assert value in [step["value"] for step in panel["fieldConfig"]["defaults"]["thresholds"]["steps"]]
 
 
 def test_prefill_has_its_own_limit_of_a_hung_pass():
     """The default colours are decode's, and an override has prefill's."""
-    panel = _titled("moe-overview", "Forward pass in progress")
+    panel = titled(DASHBOARDS, "Forward pass in progress")
     (override,) = panel["fieldConfig"]["overrides"]
     (thresholds,) = override["properties"]
     assert ("/^prefill( |$)/", CONFIG.thresholds.forward_hung_prefill) == (
@@ -310,7 +224,7 @@ def test_prefill_has_its_own_limit_of_a_hung_pass():
 
 def test_bars_stand_in_order():
     """The series of an instant query come in no order, those of a range query by their labels."""
-    found = [panel for panel in _panels(DASHBOARDS["moe-layers.json"]) if panel["type"] == "bargauge"]
+    found = [panel for panel in panels(DASHBOARDS["moe-layers.json"]) if panel["type"] == "bargauge"]
     assert [True] * 2 == [panel["targets"][0]["range"] for panel in found]
 
 
@@ -318,24 +232,16 @@ def test_bars_stand_in_order():
 def test_usual_value_is_drawn(figure):
     """The baseline of each drop alert is a thin grey line beside what it judges."""
     titles = {"recall": "predictor recall", "hit_rate": "hit rate", "tokens_per_second": "tok/s while active"}
-    panel = _titled("moe-overview", f"Decode: {titles[figure]}")
+    panel = titled(DASHBOARDS, f"Decode: {titles[figure]}")
     (target,) = [target for target in panel["targets"] if target["legendFormat"].startswith("usual")]
     assert target["expr"].startswith(rules.usual(CONFIG, figure))
     (override,) = [entry for entry in panel["fieldConfig"]["overrides"] if "usual" in entry["matcher"]["options"]]
     assert {"mode": "fixed", "fixedColor": "#8e8e8e"} == override["properties"][0]["value"]
 
 
-def test_every_metric_is_used_or_has_a_reason_why_not():
-    """By a panel or a rule; what is listed with a reason is used by neither."""
-    expressions = [target["expr"] for panel in PANELS for target in panel.values[0]["targets"]]
-    expressions += [rule["expr"] for group in rules.groups(CONFIG) for rule in group["rules"]]
-    used = {metric.name for expression in expressions for metric in metrics(expression)}
-    assert {metric.name for metric in c.CATALOG} - used == set(NOT_SHOWN)
-
-
 def test_worst_five_are_of_the_range():
     """As a range query it would give the five worst of each moment."""
-    (target,) = _titled("moe-layers", "Worst five layers by hit rate")["targets"]
+    (target,) = titled(DASHBOARDS, "Worst five layers by hit rate")["targets"]
     assert (True, "table") == (target["instant"], target["format"])
     assert "bottomk by (instance) (5, " in target["expr"]
     assert "$__rate_interval" not in target["expr"]
@@ -343,48 +249,7 @@ def test_worst_five_are_of_the_range():
 
 def test_heatmap_takes_buckets_apart():
     """Its format says so, and its series are told apart by nothing but le."""
-    (panel,) = [panel for panel in _panels(DASHBOARDS["moe-host.json"]) if panel["type"] == "heatmap"]
+    (panel,) = [panel for panel in panels(DASHBOARDS["moe-host.json"]) if panel["type"] == "heatmap"]
     (target,) = panel["targets"]
     assert ("heatmap", "{{le}}") == (target["format"], target["legendFormat"])
     assert target["expr"].startswith("sum by (le) (")
-
-
-@pytest.mark.parametrize("path", files(CONFIG))
-def test_committed_files_are_current(path):
-    """The files below dashboards/ are what the code makes: run `make generate`."""
-    assert files(CONFIG)[path] == (ROOT / "dashboards" / path).read_text(encoding="utf-8")
-
-
-def test_page_is_current():
-    """docs/panels.md is what the code makes: run `make generate`."""
-    assert panel_reference(CONFIG) == (ROOT / "docs" / "panels.md").read_text(encoding="utf-8")
-
-
-def test_provisioning_reads_the_dashboards():
-    """The datasource has the configured uid and scrape interval; the provider reads a folder of the environment's."""
-    made = files(CONFIG)
-    (source,) = yaml.safe_load(made["grafana/provisioning/datasources/moe.yml"])["datasources"]
-    assert ("moe-prometheus", "5s", "${MOE_PROMETHEUS_URL}") == (
-        source["uid"],
-        source["jsonData"]["timeInterval"],
-        source["url"],
-    )
-    (provider,) = yaml.safe_load(made["grafana/provisioning/dashboards/moe.yml"])["providers"]
-    assert ("file", "${MOE_DASHBOARDS}") == (provider["type"], provider["options"]["path"])
-
-
-@each_dashboard
-def test_import_by_hand_needs_no_inputs(dashboard):
-    """No __inputs, no id of another Grafana's, and the configured uid nowhere."""
-    assert set() == {"__inputs", "__requires", "id"} & set(dashboard)
-    assert CONFIG.datasource_uid not in json.dumps(dashboard)
-
-
-def test_page_has_each_panel_once():
-    """Those of the prefill rows are said to be the decode rows' for prefill."""
-    page = panel_reference(CONFIG)
-    titles = [panel.values[0]["title"] for panel in PANELS]
-    assert sorted(title for title in titles if not title.startswith("Prefill: ")) == sorted(
-        re.findall(r"^#### (.*)$", page, re.MULTILINE)
-    )
-    assert 2 == page.count('with `phase="prefill"`, as points.')

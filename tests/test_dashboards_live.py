@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import random
 import re
 import signal
 import subprocess
@@ -18,16 +17,15 @@ pytest.importorskip("mlx.core")
 pytest.importorskip("grafana_foundation_sdk")
 
 from conftest import free_port
+from dashboards_seen import each_target as each_target_of
+from dashboards_seen import exact_unions, queries, targets
 from prometheus import prometheus
 from promql_checks import Known, fill, problems
 
-import moe_telemetry as mt
 from moe_telemetry import catalog as c
 from moe_telemetry.monitoring import rules
 from moe_telemetry.monitoring.config import Config
 from moe_telemetry.monitoring.dashboards import build
-from moe_telemetry.monitoring.panel_page import rows
-from moe_telemetry.monitoring.promql import Q99, QMAX
 
 RUN_SECONDS = 42
 SETTLED = 8
@@ -52,14 +50,7 @@ UNSEEN = {c.LOAD_PEAK: "layer"}
 """What the demo does not export at all, with the label that it would have."""
 
 DASHBOARDS = build(CONFIG)
-TARGETS = [
-    pytest.param(panel, target, id=f"{dashboard['uid']}-{panel['id']}{target['refId']}")
-    for dashboard in DASHBOARDS.values()
-    for _, panels in rows(dashboard)
-    for panel in panels
-    for target in panel["targets"]
-]
-each_target = pytest.mark.parametrize(("panel", "target"), TARGETS)
+each_target = each_target_of(DASHBOARDS)
 
 
 @dataclass
@@ -169,7 +160,7 @@ def test_a_renamed_name_is_found(run, was, now):
     """A metric, value or label that the scrape does not have is a problem, which the query as it stands has not."""
     (query,) = {
         run.fill(target["expr"], instance=".+")
-        for panel, target in (parameter.values for parameter in TARGETS)
+        for panel, target in targets(DASHBOARDS)
         if panel["title"] == "Decode hit rate"
     }
     assert was in query
@@ -178,11 +169,11 @@ def test_a_renamed_name_is_found(run, was, now):
 
 def test_a_renamed_metric_of_the_scrape_is_found(run):
     """Renaming any catalog metric at its source leaves queries without it."""
-    queries = [run.fill(target["expr"], instance=".+") for _, target in (parameter.values for parameter in TARGETS)]
+    asked = [run.fill(target["expr"], instance=".+") for _, target in targets(DASHBOARDS)]
     unnoticed = []
     for metric in c.CATALOG:
         gone = {name: labels for name, labels in run.known.series.items() if not name.startswith(metric.prometheus)}
-        if not any(problems(query, Known(gone, run.known.free)) for query in queries):
+        if not any(problems(query, Known(gone, run.known.free)) for query in asked):
             unnoticed.append(metric.name)
     assert [] == unnoticed
 
@@ -228,98 +219,12 @@ def test_annotations_say_when(run, dashboard):
     assert run.snapshot["run"]["start_time"] * 1000 == pytest.approx(float(found["value"][1]))
 
 
-def _exact(snapshot):
-    """p99 by nearest rank and maximum of the exact union sizes, by phase and seq label."""
-    sizes: dict[tuple[str, str], dict[int, int]] = {}
-    for phase, by_seq in snapshot["unions"].items():
-        for seq, found in by_seq.items():
-            into = sizes.setdefault((phase, c.seq_label(int(seq))), {})
-            for counts in found["layers"].values():
-                for size, times in counts.items():
-                    into[int(size)] = into.get(int(size), 0) + times
-    exact = {}
-    for key, counts in sizes.items():
-        rank, seen = math.ceil(0.99 * sum(counts.values())), 0
-        for size in sorted(counts):
-            seen += counts[size]
-            if seen >= rank:
-                exact[key] = (size, max(counts))
-                break
-    return exact
-
-
-def _unions(of):
-    return f"sum by (phase, seq, le) ({of})"
-
-
 def test_unions_of_the_run_equal_the_snapshot(run):
-    """p99 and max of the whole run, to the integer, for each phase and seq."""
-    exact = _exact(run.snapshot)
-    bucket = f"{c.UNION.prometheus}_bucket"
-    p99 = run.at_the_end(f"ceil(histogram_quantile({Q99}, {_unions(bucket)}))")
-    largest = run.at_the_end(f"ceil(histogram_quantile({QMAX}, {_unions(bucket)}))")
-    gauge = run.at_the_end(f"max by (phase, seq) ({c.UNION_MAX.prometheus})")
+    """The panels' p99 and max of the whole run, to the integer, for each phase and seq."""
+    exact = exact_unions(run.snapshot)
+    p99, largest = (
+        run.at_the_end(run.fill(*queries(DASHBOARDS, f"Experts per layer call since the start: {which}").values()))
+        for which in ("p99", "max")
+    )
     assert len(exact) > 1
-    assert exact == {key: (p99[key], largest[key]) for key in p99} == {key: (p99[key], gauge[key]) for key in gauge}
-
-
-@pytest.fixture(scope="module")
-def counted(tmp_path_factory):
-    """A telemetry of the test's own, scraped at zero before anything happens and again after all of it has."""
-    folder = tmp_path_factory.mktemp("counted")
-    recorder = mt.Recorder()
-    with (
-        mt.start(port=0, recorder=recorder, num_layers=2) as telemetry,
-        prometheus(folder, targets=[f"127.0.0.1:{telemetry.port}"]) as server,
-    ):
-        recorder.pool(0, 8)
-        for tokens, phase in ((1, "decode"), (3, "decode"), (4, "prefill"), (48, "prefill")):
-            recorder.forward(tokens, phase)
-        server.wait(f"{c.UNION.prometheus}_count", 20)
-        begin = time.time()
-        time.sleep(2.5)
-        _blend(recorder)
-        unions = random.Random(7)
-        for tokens, phase, top in ((1, "decode", 10), (3, "decode", 30), (48, "prefill", 64)):
-            recorder.forward(tokens, phase)
-            for _ in range(2000):
-                recorder.union(1, min(top, 4 + int(unions.expovariate(0.12))))
-        time.sleep(2.5)
-        seconds = math.ceil(time.time() - begin) + 1
-        yield server, telemetry.snapshot(), f"127.0.0.1:{telemetry.port}", f"{seconds}s"
-
-
-def _blend(recorder):
-    """Prefill with 1,843 hits of 6,144, decode with 92,406 of 98,304, and recall the same."""
-    for phase, tokens, lookups, hits in (("prefill", 4, 6144, 1843), ("decode", 1, 98304, 92406)):
-        recorder.forward(tokens, phase)
-        for call in range(lookups // 8):
-            there = (call + 1) * 8 * hits // lookups - call * 8 * hits // lookups
-            recorder.routed(0, range(8), resident=set(range(there)), predicted=set(range(there)))
-
-
-def test_unions_over_a_window_equal_the_snapshot(counted):
-    """Over a window that begins at the zero samples, rates give the snapshot's p99 and max to the integer."""
-    server, snapshot, _, window = counted
-    of = _unions(f"rate({c.UNION.prometheus}_bucket[{window}])")
-    found = {}
-    for q in (Q99, QMAX):
-        for series in server.query(f"ceil(histogram_quantile({q}, {of}))"):
-            found.setdefault((series["metric"]["phase"], series["metric"]["seq"]), []).append(float(series["value"][1]))
-    assert _exact(snapshot) == {key: tuple(values) for key, values in found.items() if not math.isnan(values[0])}
-
-
-def test_no_panel_shows_the_blend_of_phases(counted):
-    """Of 30.0 % and 94.0 %, panels show each, and 90.2 %, which is both together, nowhere."""
-    server, _, instance, window = counted
-    shown = set()
-    for panel, target in (parameter.values for parameter in TARGETS):
-        if panel["fieldConfig"]["defaults"]["unit"] != "percentunit":
-            continue
-        for phase in c.PHASES:
-            values = {"job": "moe", "instance": instance, "layer": ".+"}
-            values |= {"phase": phase, "outcome": "hit", "source": "demand", "model": ".+"}
-            query = fill(target["expr"], rate_interval=window, range=window, **values)
-            shown |= {round(float(series["value"][1]), 3) for series in server.query(query)}
-    assert {0.300, 0.940} <= shown
-    assert not {0.902} & shown
+    assert exact == {key: (p99[key], largest[key]) for key in p99 | largest}

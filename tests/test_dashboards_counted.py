@@ -1,0 +1,186 @@
+"""The dashboards' queries over counts that the test itself recorded, in a real Prometheus."""
+
+import math
+import random
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+pytest.importorskip("grafana_foundation_sdk")
+
+from dashboards_seen import each_target, exact_unions, queries, targets, titled
+from prometheus import prometheus
+from promql_checks import fill
+
+import moe_telemetry as mt
+from moe_telemetry import catalog as c
+from moe_telemetry.monitoring.config import Config
+from moe_telemetry.monitoring.dashboards import build
+
+DASHBOARDS = build(Config())
+COUNTS = {"prefill": (6144, 1843), "decode": (98304, 92406)}
+"""Lookups and hits: 30.0 % and 94.0 %, and 90.2 % of both together."""
+
+
+def _there(lookups, hits):
+    """Hits of each call of 8 experts, spread evenly."""
+    return [(call + 1) * 8 * hits // lookups - call * 8 * hits // lookups for call in range(lookups // 8)]
+
+
+ALL_HIT = {phase: _there(*counts).count(8) / (counts[0] // 8) for phase, counts in COUNTS.items()}
+
+
+@dataclass
+class Counted:
+    """Two telemetries of the test's own, the first scraped at zero and again after all of its events."""
+
+    server: Any
+    instances: list[str]
+    snapshot: dict[str, Any]
+    window: str
+    now: float
+
+    def query(self, promql: str, **chosen: str) -> list[dict[str, Any]]:
+        """An instant query behind the last event, whose window reaches to before the first."""
+        values = {"job": "moe", "instance": self.instances[0], "layer": ".+", "model": ".+", "phase": "decode"}
+        values |= {"outcome": "hit", "source": "demand"} | chosen
+        filled = fill(promql, rate_interval=self.window, range=self.window, **values)
+        return self.server.api("query", query=filled, time=str(self.now))["result"]
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory):
+    """Counts that nothing disturbs: what a window shows is exactly what was recorded."""
+    recorder, other = mt.Recorder(), mt.Recorder()
+    with (
+        mt.start(port=0, recorder=recorder, num_layers=2) as telemetry,
+        mt.start(port=0, recorder=other, num_layers=2) as beside,
+    ):
+        instances = [f"127.0.0.1:{started.port}" for started in (telemetry, beside)]
+        with prometheus(tmp_path_factory.mktemp("counted"), targets=instances) as server:
+            for each in (recorder, other):
+                each.pool(0, 8)
+                for tokens, phase in ((1, "decode"), (3, "decode"), (4, "prefill"), (48, "prefill")):
+                    each.forward(tokens, phase)
+            server.wait(f"count({c.UNION.prometheus}_count) == 8")
+            begin = time.time()
+            time.sleep(1.5)
+            _blend(recorder)
+            _work(recorder)
+            _unions(recorder)
+            _unions(other)
+            time.sleep(2.5)
+            now = time.time()
+            yield Counted(server, instances, telemetry.snapshot(), f"{math.ceil(now - begin) + 1}s", now)
+
+
+def _work(recorder):
+    """Ten tokens of decode in half a second and forty of prefill in two, with what each took."""
+    for phase, tokens, passes in (("decode", 1, 10), ("prefill", 4, 10)):
+        recorder.pool(0, 8, 6)
+        for _ in range(passes):
+            recorder.forward(tokens, phase)
+            recorder.prefetch("promote", 0.004)
+            recorder.promote("place", 0.003)
+            recorder.block("fetch", 0.02 * tokens)
+            recorder.block_call()
+            recorder.stall(0.01 * tokens)
+            recorder.placed(3 * tokens)
+            recorder.degraded("cpu", tokens)
+            recorder.tokens(tokens, phase)
+            recorder.forward_done(0.05 * tokens)
+    recorder.speculation(proposed=8, accepted=6)
+
+
+def _unions(recorder):
+    sizes = random.Random(7)
+    for tokens, phase, top in ((1, "decode", 10), (3, "decode", 30), (48, "prefill", 64)):
+        recorder.forward(tokens, phase)
+        for _ in range(2000):
+            recorder.union(1, min(top, 4 + int(sizes.expovariate(0.12))))
+
+
+def _blend(recorder):
+    """What is resident is what was predicted, and no prefetch brought it."""
+    for phase, (lookups, hits) in COUNTS.items():
+        recorder.forward({"decode": 1, "prefill": 4}[phase], phase)
+        for there in _there(lookups, hits):
+            recorder.routed(0, range(8), resident=set(range(there)), predicted=set(range(there)))
+
+
+def test_unions_over_a_window_equal_the_snapshot(counted):
+    """Over a window that begins at the zero samples, the panels' p99 and max are the snapshot's to the integer."""
+    found = {}
+    for phase in c.PHASES:
+        asked = queries(DASHBOARDS, f"{phase.capitalize()}: experts per layer call by seq")
+        for which in ("p99", "max"):
+            for series in counted.query(asked[which]):
+                key = phase, series["metric"]["seq"]
+                found.setdefault(key, []).append(float(series["value"][1]))
+    assert exact_unions(counted.snapshot) == {key: tuple(values) for key, values in found.items()}
+
+
+def test_no_panel_shows_the_blend_of_phases(counted):
+    """Of 30.0 % and 94.0 %, panels show each, and 90.2 %, which is both together, nowhere."""
+    shown = set()
+    for panel, target in targets(DASHBOARDS):
+        if panel["fieldConfig"]["defaults"]["unit"] == "percentunit":
+            for phase in c.PHASES:
+                shown |= {round(float(series["value"][1]), 3) for series in counted.query(target["expr"], phase=phase)}
+    assert {0.300, 0.940} <= shown
+    assert not {0.902} & shown
+
+
+@each_target(DASHBOARDS)
+def test_instances_do_not_mix(counted, panel, target):
+    """With both instances chosen, each has the figures that it has when it is chosen alone."""
+    if panel["type"] == "heatmap" or "$instance" not in target["expr"]:
+        return
+    alone = [series for chosen in counted.instances for series in counted.query(target["expr"], instance=chosen)]
+    both = counted.query(target["expr"], instance="|".join(counted.instances))
+    assert _sorted(alone) == _sorted(both)
+
+
+def _sorted(found):
+    return sorted((sorted(series["metric"].items()), series["value"][1]) for series in found)
+
+
+@pytest.mark.parametrize(
+    ("title", "legend", "decode", "prefill"),
+    [
+        ("tok/s while active", "active", 20, 20),
+        ("hit rate", "hit", 92406 / 98304, 1843 / 6144),
+        ("predictor recall", "recall", 92406 / 98304, 1843 / 6144),
+        ("recall and precision", "precision", 1, 1),
+        ("stall per token", "stall", 0.01, 0.01),
+        ("stall share of forward time", "stall", 0.2, 0.2),
+        ("mean per stage", "promote", 0.004, 0.004),
+        ("promote by step, per promote", "place", 0.003, 0.003),
+        ("placed experts per token", "placed", 3, 3),
+        ("MoE block by segment, per token", "fetch", 0.02, 0.02),
+        ("MoE block calls per token", "calls", 1, 0.25),
+        ("experts served otherwise, share", "cpu", 10 / 98304, 40 / 6144),
+        ("lookups by outcome, share", "miss_unpredicted", 1 - 92406 / 98304, 1 - 1843 / 6144),
+        ("hits by reuse and by prefetch", "reuse", 92406 / 98304, 1843 / 6144),
+        ("layer calls with every expert resident", "all", ALL_HIT["decode"], ALL_HIT["prefill"]),
+    ],
+)
+def test_panel_shows_what_was_recorded(counted, title, legend, decode, prefill):
+    """The formula of each ratio, by figures that were recorded: each phase its own."""
+    for phase, expected in (("decode", decode), ("prefill", prefill)):
+        panel = titled(DASHBOARDS, f"{phase.capitalize()}: {title}")
+        shown = []
+        for target in panel["targets"]:
+            for series in counted.query(target["expr"]):
+                said = fill(target["legendFormat"].replace("{{", "$").replace("}}", ""), **series["metric"])
+                if said.split()[0] == legend:
+                    shown.append(float(series["value"][1]))
+        assert [pytest.approx(expected)] == shown
+
+
+def test_accepted_drafts_are_a_share_of_those_proposed(counted):
+    """Six of eight."""
+    (series,) = counted.query(queries(DASHBOARDS, "Speculation: drafts accepted")["accepted"])
+    assert 0.75 == pytest.approx(float(series["value"][1]))
