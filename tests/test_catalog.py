@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 
-from moe_telemetry import catalog
+from moe_telemetry import catalog, hooks
 from moe_telemetry.catalog import BY_NAME, CATALOG, Kind
 
 HISTOGRAMS = [metric for metric in CATALOG if metric.kind is Kind.HISTOGRAM]
@@ -148,3 +148,8 @@ def test_the_catalog_is_a_leaf():
     imported = {name for node in nodes for name in ([node.module] if isinstance(node, ast.ImportFrom) else [])}
     assert {"__future__", "collections.abc", "dataclasses", "enum"} == imported
     assert all(isinstance(node, ast.ImportFrom) and node.level == 0 for node in nodes)
+
+
+def test_the_label_hook_is_closed():
+    """Its values are the recorder's hooks."""
+    assert hooks.HOOKS == catalog.HOOK_ERRORS.label("hook").values

@@ -128,6 +128,11 @@ STEPS = ("take", "route", "place")
 SEGMENTS = ("route", "pyremap", "fetch", "matmul", "combine")
 DROP_REASONS = ("budget", "queue_full", "no_slot", "unused")
 DEGRADED_MODES = ("substituted", "skipped", "cpu")
+HOOKS = (
+    *("forward", "forward_done", "tokens", "speculation", "request", "routed", "union", "recall"),
+    *("prefetch", "promote", "window", "placed", "prefetch_dropped", "block", "block_call"),
+    *("read", "stall", "evicted", "degraded", "pool", "cumulative"),
+)
 LOST_REASONS = (
     "not_a_number",
     "not_finite",
@@ -377,7 +382,7 @@ HOOK_ERRORS = Metric(
     "moe.telemetry.hook.errors",
     Kind.COUNTER,
     "{error}",
-    (Label("hook"),),
+    (Label("hook", HOOKS),),
     "Exceptions caught inside a hook.",
 )
 COLLECT_DURATION = Metric(

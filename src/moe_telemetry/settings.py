@@ -133,7 +133,9 @@ def _layer_ids(num_layers: int | Iterable[int] | None) -> tuple[int, ...]:
             raise ConfigurationError(f"num_layers must be from 0 to {MAX_LAYERS}, not {_shown(number)}")
         given = range(number)
     elif isinstance(num_layers, Iterable) and not isinstance(num_layers, str):
-        given = islice(num_layers, MAX_LAYERS)
+        given = list(islice(num_layers, MAX_LAYERS + 1))
+        if len(given) > MAX_LAYERS:
+            raise ConfigurationError(f"num_layers must hold at most {MAX_LAYERS} ids")
     else:
         raise ConfigurationError(f"num_layers must be a number or the layers' ids, not {_shown(num_layers)}")
     try:
