@@ -575,15 +575,17 @@ def test_lazy_arrays_are_refused_unread(lazy):
     assert 0 == MISS_ATTRIB["n"]
 
 
-def test_threads_lose_nothing():
-    """Eight threads that note unions and seconds at once are counted exactly."""
+@pytest.mark.parametrize("variant", [lambda function: function, profiling._locked])
+def test_threads_lose_nothing(variant):
+    """Eight threads that note unions and seconds at once are counted exactly, with the hooks' lock and without."""
+    note_union, note_tprof, tick = (variant(getattr(profiling, name)) for name in ("note_union", "note_tprof", "_tick"))
     with capture() as captured:
 
         def work() -> None:
             for number in range(2000):
                 note_union(1, number % 5, number % 3)
                 note_tprof("take_s", 0.5)
-                profiling._tick("fetch", 0.0)
+                tick("fetch", 0.0)
 
         threads = [threading.Thread(target=work) for _ in range(8)]
         for thread in threads:

@@ -12,10 +12,12 @@ Exception: what they cannot take is dropped and counted.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import wraps
 from time import perf_counter
 from typing import Any
 
-from . import recording, values
+from . import recording
 from .catalog import SEGMENTS
 from .hooks import Phase
 from .profiling_misses import add_plain, among, read_items, repeats, truth
@@ -167,7 +169,7 @@ def note_union(seq: int, union_count: int, layer_idx: int = -1) -> None:
     """Count one layer call that routed to `union_count` distinct experts, in a pass of `seq` tokens."""
     try:
         if flow.busy or _active:
-            _union(seq, union_count, layer_idx)
+            flow.note(seq, union_count, layer_idx)
             return
         cells = _fast[seq][layer_idx]
         cells.sizes[union_count] += 1
@@ -177,31 +179,7 @@ def note_union(seq: int, union_count: int, layer_idx: int = -1) -> None:
         flow.seq = seq
         flow.layer = layer_idx
     except Exception:  # most often a length, layer or size that is new
-        _union(seq, union_count, layer_idx)
-
-
-def _union(seq: Any, union_count: Any, layer_idx: Any) -> None:
-    try:
-        seq, size = _int(seq), _int(union_count)
-        layer = -1 if layer_idx is None or (layer_idx := _int(layer_idx)) < 0 else layer_idx
-        if flow.busy or _active:
-            flow.union(seq, size, layer)
-            return
-        phase = flow.of(seq)
-        cells = flow.unions.add(phase, seq, size, layer)
-        if cells is not None:
-            cells.unknown += 1
-            flow.unions.remember(phase, seq)
-        flow.seq, flow.layer = seq, layer
-    except Exception as error:
-        lose("note_union", error)
-
-
-def _int(value: Any) -> int:
-    if type(value) is int:
-        return value
-    values.refuse_lazy(value)
-    return int(value)
+        flow.note(seq, union_count, layer_idx)
 
 
 # One body: a call costs as much as four increments, and this is called for every layer of every pass.
@@ -310,11 +288,28 @@ def _follow(store: Store | None) -> None:
     """Go where the global recorder goes."""
     global _live, _active  # noqa: PLW0603
     _live = False
-    switch(store)
+    try:
+        switch(store)
+    except Exception as error:  # a start or a stop must not fail for what waited here
+        lose("switch", error)
     _raw_block.clear()
     _raw_prefetch.clear()
     _active = flow.home.active
     _live = store is not None
 
 
+def _locked(function: Callable[..., None]) -> Callable[..., None]:
+    """The variant for interpreters without a global lock (design D13)."""
+
+    @wraps(function)
+    def call(*args: Any, **named: Any) -> None:
+        with recording.hook_lock():
+            function(*args, **named)
+
+    return call
+
+
+if recording.needs_lock():
+    for _function in (note_tprof, _tick, note_union, note_miss_attrib, tprof_reset, prof_reset, union_reset, set_phase):
+        globals()[_function.__name__] = _locked(_function)
 recording.follow(_follow)

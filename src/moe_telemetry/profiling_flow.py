@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from threading import get_ident
+from typing import Any
 
 from .cells import LayerCells
 from .profiling_balances import MissBalance, RecallBalance
 from .profiling_times import Lose, Series
-from .profiling_unions import UNKNOWN, Unions, takes
+from .profiling_unions import UNKNOWN, Unions
 from .store import NONE, Store
+from .values import MAX_COUNT, MAX_LAYER, refuse_lazy
 
 BATCH = 48
 """Seconds of a segment are put into buckets when so many belong to passes of a known phase."""
@@ -94,23 +96,44 @@ class Flow:
 
     # -- unions and decisions ----------------------------------------------------------------------------------
 
-    def union(self, seq: int, size: int, layer: int) -> None:
-        """A union, with its consequences for what waits."""
-        if not takes(seq, size, layer):
+    def note(self, seq: Any, size: Any, layer: Any) -> None:
+        """A union as `note_union` was given it. Raises no Exception."""
+        try:
+            if type(seq) is not int or type(size) is not int or type(layer) is not int:
+                seq, size = whole(seq), whole(size)
+                layer = NONE if layer is None else whole(layer)
+            if layer < 0:
+                layer = NONE
+            if self.busy or self.home.active:
+                self._union(seq, size, layer)
+                return
+            phase = self.of(seq)
+            cells = self.unions.add(phase, seq, size, layer)
+            if cells is not None:
+                cells.unknown += 1
+                self.unions.remember(phase, seq)
+            self.seq, self.layer = seq, layer
+        except Exception as error:
+            self._lose("note_union", error)
+
+    def _union(self, seq: int, size: int, layer: int) -> None:
+        if seq < 1 or not 0 <= size <= MAX_COUNT or layer > MAX_LAYER:
             self.unions.add("decode", seq, size, layer)
-        self.settle_counts()
+        if self.miss.owed or self.recall.owed:
+            self.settle_counts()
         if self.unions.pending is not None:
             self.resolve()
         begins = layer <= self.layer or seq != self.seq or layer < 0
         if begins and self.layer >= 0:
             self._end = self.layer
-        self.seq, self.layer = seq, layer
+        self.seq = seq
+        self.layer = layer
         if self.waits:
             if begins and self.timed:
                 for series in self._series:
                     if not series.before:
                         series.mark = len(series)
-            self._pending_phase = self.told()
+            self._pending_phase = self.told() if self.home.active or self._explicit else None
             self.unions.pending = (seq, size, layer)
             return
         phase = self.of(seq)
@@ -126,22 +149,33 @@ class Flow:
         """Cells for the lookups of the layer at hand, and whether they are the first to tell of the layer call."""
         if self.miss.owed or self.recall.owed:
             self.settle_counts()
-        pending = self.unions.pending
         told = self.told() or phase if self.home.active or self._explicit else phase
-        if pending is None:
-            untold = self.waits or self.seq == UNKNOWN
-            if not self.waits:
-                self.waits = True
-                self.watch()
-            if self.timed or told != self.phase:
-                self._decide(told, self.layer, waited=False)
-            return self.unions.cells(phase, self.seq, self.layer), untold
-        seq, size, layer = pending
-        if self.timed or told != self.phase or self.recall.owed:
-            self._decide(told, layer, waited=True)
-        self.unions.pending = None
-        cells = self.unions.add(phase, seq, size, layer)
-        return (self.unions.cells(phase, seq, layer) if cells is None else cells), True
+        unions = self.unions
+        pending = unions.pending
+        if pending is not None:
+            seq, size, layer = pending
+            if self.timed or told != self.phase or self.recall.owed:
+                self._decide(told, layer, waited=True)
+            unions.pending = None
+            try:
+                cells = unions.by_phase[phase][seq][layer]
+                cells.sizes[size] += 1
+            except KeyError:
+                unions.add(phase, seq, size, layer)
+                return unions.cells(phase, seq, layer), True
+            if size > cells.capacity:
+                cells.overflows += 1
+            return cells, True
+        untold = self.waits or self.seq == UNKNOWN
+        if not self.waits:
+            self.waits = True
+            self.watch()
+        if self.timed or told != self.phase:
+            self._decide(told, self.layer, waited=False)
+        try:
+            return unions.by_phase[phase][self.seq][self.layer], untold
+        except KeyError:
+            return unions.cells(phase, self.seq, self.layer), untold
 
     def resolve(self) -> None:
         """Count the union that no `note_miss_attrib` came for."""
@@ -232,3 +266,11 @@ class Flow:
         cells = self.home.phases[self.known()]
         for series in self._series:
             series.drain(len(series), cells)
+
+
+def whole(value: Any) -> int:
+    """A number as int() makes it, unless that would evaluate it."""
+    if type(value) is int:
+        return value
+    refuse_lazy(value)
+    return int(value)

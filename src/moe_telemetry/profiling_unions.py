@@ -93,7 +93,9 @@ class Unions:
     def __init__(self, home: Store) -> None:
         self.home = home
         self.pending: tuple[int, int, int] | None = None  # sequence length, size, layer; not in a cell yet
+        # By sequence length and layer: what note_union finds by itself, and all cells by their phase.
         self.fast: dict[int, dict[int | None, LayerCells]] = {}
+        self.by_phase: dict[str, dict[int, dict[int | None, LayerCells]]] = {phase: {} for phase in catalog.PHASES}
         self._rows: dict[tuple[str, int], SeqCells] = {}
         self._past: dict[int, dict[int, Sizes]] = {}  # of earlier telemetries, and what no cell keeps apart
         self._before_reset: dict[tuple[str, int, int], Sizes] = {}
@@ -105,7 +107,8 @@ class Unions:
         self.home = home
         self._rows = {}
         self._before_reset = {}
-        self.fast.clear()
+        for found in (self.fast, *self.by_phase.values()):
+            found.clear()
 
     def reset(self) -> None:
         """Empty the dicts; the cells go on rising."""
@@ -116,7 +119,7 @@ class Unions:
 
     def cells(self, phase: str, seq: int, layer: int) -> LayerCells:
         """Cells for what is known of a layer in passes of this phase and length, UNKNOWN included."""
-        row = self._rows.get((phase, seq)) or self._row(phase, seq) or self.home.row(phase, seq)
+        row = self._row(phase, seq) or self.home.row(phase, seq)
         return row.by_layer.get(layer) or self.home.layer_cells(row, layer)
 
     def add(self, phase: str, seq: int, size: int, layer: int) -> LayerCells | None:
@@ -124,14 +127,7 @@ class Unions:
         if not takes(seq, size, layer):
             self._keep(seq, size, layer)
             raise Refused("out_of_range", size)
-        row = self._rows.get((phase, seq)) or self._row(phase, seq)
-        if row is not None and layer in row.by_layer:
-            cells = row.by_layer[layer]
-            if size in cells.sizes:
-                cells.sizes[size] += 1
-                if size > cells.capacity:
-                    cells.overflows += 1
-                return cells
+        row = self._row(phase, seq)
         shared = row is None
         row = row or self.home.row(phase, seq)
         cells = row.by_layer.get(layer) or self.home.layer_cells(row, layer)
@@ -150,9 +146,8 @@ class Unions:
 
     def remember(self, phase: str, seq: int) -> None:
         """Let `note_union` find the cells of this sequence length by itself."""
-        row = self._rows.get((phase, seq))
-        if row is not None:
-            self.fast[seq] = row.by_layer
+        if seq in self.by_phase[phase]:
+            self.fast[seq] = self.by_phase[phase][seq]
 
     def totals(self) -> dict[int, dict[int, Sizes]]:
         """Sizes by sequence length and layer."""
@@ -190,6 +185,7 @@ class Unions:
             label = "" if seq == UNKNOWN else catalog.seq_label(seq)
             row = SeqCells(self.home, self.home.phases[phase], seq or None, label)
             self._rows[phase, seq] = row
+            self.by_phase[phase][seq] = row.by_layer
             self.home.guest_rows.append(row)
         return row
 

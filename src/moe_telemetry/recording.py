@@ -38,6 +38,11 @@ for _name in HOOKS:
     setattr(LockedRecorder, _name, _locked(_name))
 
 
+def hook_lock() -> threading.RLock:
+    """The lock that hooks hold where an interpreter has none of its own; another one in a forked child."""
+    return _lock
+
+
 def needs_lock() -> bool:
     """Whether threads of this interpreter run Python code at the same time."""
     enabled: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
