@@ -156,6 +156,8 @@ def test_bad_num_layers(given: object) -> None:
 
 def test_endless_num_layers_is_refused() -> None:
     """An iterable without end is read as far as the limit, and refused."""
+    from itertools import count
+
     assert f"num_layers must hold at most {MAX_LAYERS} ids" == message(num_layers=count())
 
 
