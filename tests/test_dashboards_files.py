@@ -146,3 +146,10 @@ def test_page_has_each_panel_once():
         re.findall(r"^#### (.*)$", page, re.MULTILINE)
     )
     assert 2 == page.count('with `phase="prefill"`, as points.')
+
+
+def test_descriptions_name_alerts_that_exist():
+    """An alert that a panel sends the reader to is one of the rules."""
+    alerts = {rule["alert"] for group in rules.groups(CONFIG) for rule in group["rules"] if "alert" in rule}
+    named = set(re.findall(r"\bMoe[A-Z]\w+", panel_reference(CONFIG)))
+    assert set() < named <= alerts
