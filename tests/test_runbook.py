@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from monitoring.scenarios import SCENARIOS
 
-from moe_telemetry.monitoring.alerts import Alert, alerts
+from moe_telemetry.monitoring.alert import Alert
+from moe_telemetry.monitoring.alerts import alerts
 from moe_telemetry.monitoring.config import Config, Thresholds
 
 RUNBOOK = (Path(__file__).parents[1] / "docs" / "runbook.md").read_text(encoding="utf-8")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .alerts import ALWAYS
 from .config import Config, duration
+from .state_alerts import ALWAYS
 from .text import generated
 
 RULES = "rules/moe.yml"
