@@ -1,7 +1,7 @@
-"""What a hook costs: enabled, disabled, and the same event through the OTel SDK, prometheus_client and the seed.
+"""What a hook costs: enabled, off, and the same event through the OTel SDK, prometheus_client and the seed.
 
-All columns are measured in one process, interleaved, and compared by the ratio of their medians: absolute times mean
-nothing on a shared machine. Exit status 1 when a target of the design is missed.
+All columns are measured in one process, interleaved, in the thread's CPU time, and compared by the ratio of their
+medians: absolute times mean nothing on a shared machine. Exit status 1 when a target of the design is missed.
 
     python benchmarks/hooks.py [--repeats 15] [--calls 4000] [--json FILE]
 """
@@ -9,270 +9,137 @@ nothing on a shared machine. Exit status 1 when a target of the design is missed
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
-import random
 import statistics
 import sys
-import timeit
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
+from time import thread_time
+from timeit import Timer
 from typing import Any
 
 import dropin
-import prometheus_client as prom
 import seed
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from hook_cases import CASES, Backends, Case
 
 from moe_telemetry import Recorder
-from moe_telemetry import catalog as c
-from moe_telemetry.catalog import Kind, Metric
-from moe_telemetry.testing import capture
+from moe_telemetry.live import ThreadedRecorder
+from moe_telemetry.recording import attach, detach
+from moe_telemetry.store import Identity, Store
 
-Event = Callable[[], object]
-"""One event; every column is called the same way, so that the call itself costs each the same."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """One event in every column; None where there is no counterpart. `most` is the limit against the seed."""
-
-    name: str
-    hook: Callable[[Recorder], Event]
-    empty: Event
-    sdk: Event
-    client: Event
-    seed: Event | None = None
-    most: float | None = None
+SDK_LEAST, OFF_MOST = 25.0, 1.5
+SLOW = {"sdk": 20, "client": 4}
+"""How many times fewer calls a slow column gets."""
 
 
-@dataclass(frozen=True)
 class Row:
-    """Medians in nanoseconds a call."""
+    """Medians in nanoseconds a call, by column; a column without a counterpart is absent."""
 
-    name: str
-    enabled: float
-    disabled: float
-    empty: float
-    sdk: float
-    client: float
-    seed: float | None
-    most: float | None
+    def __init__(self, case: Case, medians: dict[str, float]) -> None:
+        self.case = case
+        self.medians = medians
+
+    def ratio(self, column: str, other: str) -> float | None:
+        """Median of one column over another's; None where there is no such column."""
+        if column not in self.medians or other not in self.medians:
+            return None
+        return self.medians[column] / self.medians[other]
 
     def misses(self) -> list[str]:
         """Targets of the design's section 5 that this row misses."""
+        cheaper, off, stopped = self.ratio("sdk", "on"), self.ratio("off", "empty"), self.ratio("stopped", "empty")
+        of_seed = self.ratio("on", "seed")
         found = []
-        if self.sdk / self.enabled < 25:
-            found.append(f"{self.name}: {self.sdk / self.enabled:.1f} times cheaper than the SDK, at least 25 wanted")
-        if self.disabled / self.empty > 1.5:
-            found.append(f"{self.name}: disabled {self.disabled / self.empty:.2f} of an empty function, at most 1.5")
-        if self.seed is not None and self.most is not None and self.enabled / self.seed > self.most:
-            found.append(f"{self.name}: {self.enabled / self.seed:.2f} of the seed's function, at most {self.most}")
+        if cheaper is not None and self.case.hot and cheaper < SDK_LEAST:
+            found.append(f"{cheaper:.1f} times cheaper than the SDK, at least {SDK_LEAST:g} wanted")
+        for name, value in (("never started", off), ("after stop", stopped)):
+            if value is not None and value > OFF_MOST:
+                found.append(f"{name}: {value:.2f} of an empty function, at most {OFF_MOST:g}")
+        if of_seed is not None and self.case.most is not None and of_seed > self.case.most:
+            found.append(f"{of_seed:.2f} of the seed's function, at most {self.case.most}")
+        return [f"{self.case.name}: {miss}" for miss in found]
+
+
+def recorder(variant: str) -> Recorder:
+    """A recorder on, off, stopped, or in the variants for several threads and for free-threaded interpreters."""
+    found = Recorder()
+    if variant == "off":
         return found
-
-
-class Backends:
-    """The catalog's instruments in the SDK and in prometheus_client, children bound once where that is possible."""
-
-    def __init__(self) -> None:
-        meter = MeterProvider([InMemoryMetricReader()], shutdown_on_exit=False).get_meter("benchmark")
-        self._sdk: dict[str, Any] = {}
-        self._client: dict[str, Any] = {}
-        registry = prom.CollectorRegistry()
-        for metric in c.CATALOG:
-            keys = [label.prometheus for label in metric.labels]
-            if metric.kind is Kind.HISTOGRAM:
-                self._sdk[metric.name] = meter.create_histogram(
-                    metric.name, metric.unit, explicit_bucket_boundaries_advisory=metric.bounds
-                ).record
-                self._client[metric.name] = prom.Histogram(
-                    metric.prometheus, metric.help, keys, registry=registry, buckets=metric.bounds
-                )
-            elif metric.kind is Kind.COUNTER:
-                self._sdk[metric.name] = meter.create_counter(metric.name, metric.unit).add
-                self._client[metric.name] = prom.Counter(metric.prometheus, metric.help, keys, registry=registry)
-
-    def sdk(self, *records: tuple[Metric, float, dict[str, str]]) -> Event:
-        """An event that makes these records through the SDK."""
-        bound = [(self._sdk[metric.name], value, labels) for metric, value, labels in records]
-
-        def event() -> None:
-            for record, value, labels in bound:
-                record(value, labels)
-
-        return event
-
-    def client(self, *records: tuple[Metric, float, dict[str, str]]) -> Event:
-        """An event that makes these records through children of prometheus_client that were bound before."""
-        bound = []
-        for metric, value, labels in records:
-            found = self._client[metric.name]
-            child = found.labels(*labels.values()) if labels else found
-            bound.append((child.observe if metric.kind is Kind.HISTOGRAM else child.inc, value))
-
-        def event() -> None:
-            for record, value in bound:
-                record(value)
-
-        return event
-
-
-def _empty(*_: object) -> None:
-    return None
-
-
-def cases(backends: Backends) -> list[Case]:
-    """Every hook of the hot path."""
-    phase = {"phase": "decode"}
-    layer = {**phase, "layer": "3"}
-
-    def case(
-        name: str,
-        hook: Callable[[Recorder], Event],
-        empty: Event,
-        records: list[tuple[Metric, float, dict[str, str]]],
-        baseline: Event | None = None,
-        most: float | None = None,
-    ) -> Case:
-        return Case(name, hook, empty, backends.sdk(*records), backends.client(*records), baseline, most)
-
-    def empty1(a: object) -> None: ...
-    def empty2(a: object, b: object) -> None: ...
-    def empty3(a: object, b: object, d: object) -> None: ...
-
-    def union_records(size: int, residency: str) -> list[tuple[Metric, float, dict[str, str]]]:
-        return [
-            (c.UNION, size, {**phase, "seq": "1"}),
-            (c.LAYER_EXPERTS, size, layer),
-            (c.LAYER_CALLS, 1, {**layer, "residency": residency}),
-        ]
-
-    seconds = 1.3e-4
-    found = [
-        case(
-            "prefetch",
-            lambda rec: lambda: rec.prefetch("predict", seconds),
-            lambda: empty2("predict", seconds),
-            [(c.PREFETCH_DURATION, seconds, {**phase, "stage": "predict"})],
-            lambda: seed.note_tprof("predict_s", seconds, count_key="predict_n"),
-            2.0,
-        ),
-        case(
-            "promote",
-            lambda rec: lambda: rec.promote("take", seconds),
-            lambda: empty2("take", seconds),
-            [(c.PROMOTE_DURATION, seconds, {**phase, "step": "take"})],
-            lambda: seed.note_tprof("take_s", seconds),
-        ),
-        case(
-            "block",
-            lambda rec: lambda: rec.block("fetch", perf_counter() - 0.0),
-            lambda: empty2("fetch", perf_counter() - 0.0),
-            [(c.BLOCK_DURATION, seconds, {**phase, "segment": "fetch"})],
-            lambda: seed._tick("fetch", 0.0),
-            2.0,
-        ),
-        case(
-            "window",
-            lambda rec: lambda: rec.window(seconds),
-            lambda: empty1(seconds),
-            [(c.PREFETCH_WINDOW, seconds, phase)],
-        ),
-        case(
-            "union",
-            lambda rec: lambda: rec.union(3, 10),
-            lambda: empty2(3, 10),
-            union_records(10, "unknown"),
-            lambda: seed.note_union(1, 10, 3),
-            0.6,
-        ),
-        case(
-            "read",
-            lambda rec: lambda: rec.read("demand", 98304, seconds),
-            lambda: empty3("demand", 98304, seconds),
-            [
-                (c.READ_BYTES, 98304, {**phase, "source": "demand"}),
-                (c.READ_DURATION, seconds, {**phase, "source": "demand"}),
-            ],
-        ),
-        case("tokens", lambda rec: lambda: rec.tokens(1), lambda: empty1(1), [(c.TOKENS, 1, phase)]),
-        case("evicted", lambda rec: lambda: rec.evicted(3, 1), lambda: empty2(3, 1), [(c.EVICTIONS, 1, layer)]),
-    ]
-    for experts, most in ((10, 0.5), (25, 0.3)):
-        found.append(_routed_case(case, union_records, experts, most))
+    store = Store(Identity("benchmark", "benchmark", "benchmark", "0"))
+    attach(found, store, locked=variant == "locked")
+    found.forward(1)
+    found.pool(3, capacity=100)
+    if variant == "threads":
+        store.by_thread[store.thread or 0] = store.latest
+        found.__class__ = ThreadedRecorder
+    if variant == "stopped":
+        detach(found)
     return found
 
 
-def _routed_case(case: Callable[..., Case], union_records: Callable[..., Any], experts: int, most: float) -> Case:
-    """`routed` with a pool that holds nine of ten and a predictor that is right in eight of ten."""
-    rng = random.Random(experts)
-    routed = set(rng.sample(range(128), experts))
-    resident = set(rng.sample(sorted(routed), experts - max(1, experts // 10))) | set(rng.sample(range(128), 90))
-    predicted = set(rng.sample(sorted(routed), experts * 8 // 10)) | set(rng.sample(range(128), 3))
-    ready = set(rng.sample(sorted(predicted), len(predicted) // 2))
-    phase, layer = {"phase": "decode"}, {"phase": "decode", "layer": "3"}
-    hits, recalled = len(routed & resident), len(routed & predicted)
-    records = [
-        *union_records(experts, "partial"),
-        (c.LOOKUPS, hits, {**layer, "outcome": "hit"}),
-        (c.LOOKUPS, experts - hits, {**layer, "outcome": "miss_unpredicted"}),
-        (c.PREDICTOR_EXPERTS, recalled, {**layer, "outcome": "recalled"}),
-        (c.PREDICTOR_EXPERTS, experts - recalled, {**layer, "outcome": "missed"}),
-        (c.PREDICTOR_CANDIDATES, recalled, {**phase, "outcome": "used"}),
-        (c.PREDICTOR_CANDIDATES, len(predicted) - recalled, {**phase, "outcome": "wasted"}),
-        (c.PREFETCH_HITS, 2, phase),
-    ]
-
-    def empty5(a: object, b: object, d: object, e: object, f: object) -> None: ...
-
-    return case(
-        f"routed, {experts} experts",
-        lambda rec: lambda: rec.routed(3, routed, resident, predicted, ready),
-        lambda: empty5(3, routed, resident, predicted, ready),
-        records,
-        lambda: seed.note_miss_attrib(routed, predicted, resident, True, ready),
-        most,
+def empty(hook: str) -> Callable[..., None]:
+    """An empty function with a hook's parameters."""
+    _, *parameters = inspect.signature(getattr(Recorder, hook)).parameters.values()
+    plain = ", ".join(
+        str(each.replace(annotation=inspect.Parameter.empty)) if each.kind is not each.VAR_KEYWORD else f"**{each.name}"
+        for each in parameters
     )
+    made: dict[str, Any] = {}
+    exec(f"def found({plain}): pass", made)
+    function: Callable[..., None] = made["found"]
+    return function
 
 
-def measure(case: Case, repeats: int, calls: int) -> Row:
-    """Medians of `repeats` interleaved batches of `calls` calls a column; the slow backends get fewer."""
-    on, off = Recorder(), Recorder()
-    with capture(recorder=on):
-        on.forward(1)
-        on.pool(3, capacity=100)
-        columns: list[tuple[Event | None, int]] = [
-            (case.hook(on), calls),
-            (case.hook(off), calls),
-            (case.empty, calls),
-            (case.sdk, max(1, calls // 20)),
-            (case.client, max(1, calls // 4)),
-            (case.seed, calls),
-        ]
-        times: list[list[float]] = [[] for _ in columns]
-        for _ in range(repeats):
-            seed.reset_samples()
-            for taken, (event, number) in zip(times, columns, strict=True):
-                if event is not None:
-                    taken.append(timeit.timeit(event, number=number) / number * 1e9)
-    median = [statistics.median(taken) if taken else None for taken in times]
-    enabled, disabled, empty, sdk, client = (value or 0.0 for value in median[:5])
-    return Row(case.name, enabled, disabled, empty, sdk, client, median[5], case.most)
+def measure(case: Case, backends: Backends, repeats: int, calls: int) -> Row:
+    """Medians of interleaved batches. Each statement is the call as a runtime writes it, with its attribute lookup."""
+    variants = {name: recorder(name) for name in ("on", "off", "stopped", "threads", "locked")}
+    timers = {
+        name: Timer(f"rec.{case.call}", globals={**case.names, "rec": found}, timer=thread_time)
+        for name, found in variants.items()
+    }
+    hook = case.call.partition("(")[0]
+    timers["empty"] = Timer(
+        f"empty{case.call[len(hook) :]}", globals={**case.names, "empty": empty(hook)}, timer=thread_time
+    )
+    if case.records:
+        timers["sdk"] = Timer("event()", globals={"event": backends.sdk(case.records)}, timer=thread_time)
+        timers["client"] = Timer("event()", globals={"event": backends.client(case.records)}, timer=thread_time)
+    if case.seed:
+        timers["seed"] = Timer(f"seed.{case.seed}", globals={**case.names, "seed": seed}, timer=thread_time)
+    times: dict[str, list[float]] = {name: [] for name in timers}
+    for _ in range(repeats):
+        seed.reset_samples()
+        for name, timer in timers.items():
+            number = max(1, calls // SLOW.get(name, 1))
+            times[name].append(timer.timeit(number) / number * 1e9)
+    return Row(case, {name: statistics.median(taken) for name, taken in times.items()})
 
 
 def show(rows: list[Row]) -> None:
-    """The table, in Markdown."""
-    print("| hook | enabled ns | of the seed's | SDK / enabled | client / enabled | disabled / empty |")
-    print("|---|---|---|---|---|---|")
+    """The table, in Markdown. `threads` and `locked` are the variants' cost over that of the usual hook."""
+    print(
+        "| hook | ns | of the seed's | SDK / hook | client / hook | off / empty | stopped / empty | threads | locked |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
     for row in rows:
-        of_seed = "-" if row.seed is None else f"{row.enabled / row.seed:.2f}"
-        limit = "" if row.most is None else f" (at most {row.most})"
-        print(
-            f"| {row.name} | {row.enabled:.0f} | {of_seed}{limit} | {row.sdk / row.enabled:.0f} | "
-            f"{row.client / row.enabled:.1f} | {row.disabled / row.empty:.2f} |"
-        )
+        limit = "" if row.case.most is None else f" (at most {row.case.most})"
+        cells = [
+            row.case.name,
+            f"{row.medians['on']:.0f}",
+            _shown(row.ratio("on", "seed"), 2) + limit,
+            _shown(row.ratio("sdk", "on"), 0),
+            _shown(row.ratio("client", "on"), 1),
+            _shown(row.ratio("off", "empty"), 2),
+            _shown(row.ratio("stopped", "empty"), 2),
+            _shown(row.ratio("threads", "on"), 2),
+            _shown(row.ratio("locked", "on"), 2),
+        ]
+        print(f"| {' | '.join(cells)} |")
+
+
+def _shown(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
 
 
 def main() -> int:
@@ -283,12 +150,13 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     backends = Backends()
-    rows = [measure(case, options.repeats, options.calls) for case in cases(backends)]
+    rows = [measure(case, backends, options.repeats, options.calls) for case in CASES]
     show(rows)
     stand_ins = dropin.measure(options.repeats, options.calls)
     dropin.show(stand_ins)
     if options.json:
-        options.json.write_text(json.dumps([vars(row) for row in (*rows, *stand_ins)], indent=1))
+        found = [{"hook": row.case.name, **row.medians} for row in rows] + [vars(row) for row in stand_ins]
+        options.json.write_text(json.dumps(found, indent=1))
     missed = [miss for row in rows for miss in row.misses()] + [miss for row in stand_ins for miss in row.misses()]
     print(*missed, sep="\n") if missed else print("every target met")
     return 1 if missed else 0

@@ -144,6 +144,7 @@ LOST_REASONS = (
     "unknown_label",
     "unknown_metric",
     "name_taken",
+    "changed",
     "error",
 )
 """Why a record was dropped: the closed set of ``moe.telemetry.dropped``'s reason."""

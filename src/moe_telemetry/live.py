@@ -1,8 +1,8 @@
 """Hook bodies: from arguments to cells on the calling thread, without the SDK, a lock or a format string (D1).
 
 Every body keeps four rules. What may fail comes before the first increment, so a record counts whole or not at all.
-What the caller gave is read once, into sets of our own: another thread may be changing it. The right side of an
-increment holds no call (cells). And an Exception ends in `lose`, never in the caller. The one thing a Python function
+What the caller gave may be changing in another thread: a set is read once, or so that no difference is negative. The
+right side of an increment holds no call (cells). And an Exception ends in `lose`, never in the caller. The one thing a Python function
 cannot catch is the RecursionError of its own call.
 """
 
@@ -28,7 +28,7 @@ from .catalog import (
 from .cells import HistogramCell, LayerCells, SeqCells
 from .hooks import Recorder
 from .losses import lose
-from .values import MAX_COUNT, MAX_SECONDS, Refused
+from .values import MAX_SECONDS, Refused
 
 
 class LiveRecorder(Recorder):
@@ -113,17 +113,20 @@ class LiveRecorder(Recorder):
     ) -> None:
         try:
             row = self._row
-            # Copies, since a caller's set may change under our hands and every figure here is a difference.
-            experts = experts.copy() if type(experts) is set else values.ids(experts)
+            if type(experts) is not set:
+                experts = values.ids(experts)
             number = len(experts)
             recalled = missed = wasted = misses = hits = late = evicted = by_prefetch = 0
             if predicted is not None:
                 if type(predicted) is not set:
                     predicted = values.ids(predicted)
+                wasted = len(predicted)
                 named = experts & predicted
-                wasted = len(predicted - experts)
                 recalled = len(named)
                 missed = number - recalled
+                wasted -= recalled
+                if wasted < 0:  # predicted grew between the two reads of it
+                    wasted = 0
             if resident is not None:
                 if type(resident) is not set:
                     resident = values.ids(resident)
@@ -142,6 +145,8 @@ class LiveRecorder(Recorder):
                     if misses:
                         late = len(absent & named) - evicted
             unpredicted = misses - late - evicted
+            if missed < 0 or hits < 0:  # experts grew under our hands: there is no right figure
+                raise Refused("changed", experts)
             try:
                 cells = row.by_layer[layer] if type(layer) is int else row.store.layer_cells(row, layer)
             except KeyError:
@@ -176,16 +181,16 @@ class LiveRecorder(Recorder):
             row = self._row
             if residency is not None and (not isinstance(residency, str) or residency not in RESIDENCIES):
                 raise Refused("unknown_label", residency)
-            if type(size) is not int or not 0 <= size <= MAX_COUNT:
+            if type(size) is not int:
                 size = values.count(size)
             try:
-                cells = row.by_layer[layer] if type(layer) is int else row.store.layer_cells(row, layer)
+                cells = row.by_layer[layer] if type(layer) is int else _new_cells(row, layer, size)
             except KeyError:
-                cells = row.store.layer_cells(row, layer)
+                cells = _new_cells(row, layer, size)
             try:
                 cells.sizes[size] += 1
-            except KeyError:
-                cells.union.add(size)
+            except KeyError:  # a new size, or one that is none
+                cells.union.add(values.count(size))
             if size > cells.capacity:
                 cells.overflows += 1
             if residency is None or residency == "unknown":
@@ -201,7 +206,7 @@ class LiveRecorder(Recorder):
 
     def recall(self, layer: Any, predicted: Any, routed: Any) -> None:
         try:
-            chosen = values.ids(routed)
+            chosen = values.ids(routed)  # of sets, copies
             named = values.ids(predicted)
             wasted = len(named - chosen)
             recalled = len(chosen & named)
@@ -378,6 +383,11 @@ def _layer_cells(row: SeqCells, layer: Any) -> LayerCells:
         return row.by_layer[layer] if type(layer) is int else row.store.layer_cells(row, layer)
     except KeyError:
         return row.store.layer_cells(row, layer)
+
+
+def _new_cells(row: SeqCells, layer: Any, size: int) -> LayerCells:
+    values.count(size)  # before a refused record makes a layer known
+    return row.store.layer_cells(row, layer)
 
 
 def _meet_thread(recorder: LiveRecorder, thread: int) -> None:

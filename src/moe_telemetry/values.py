@@ -43,6 +43,8 @@ def refuse_lazy(value: object) -> None:
 
 def seconds(value: Any) -> float:
     """A duration as a float, from 0 to MAX_SECONDS."""
+    if type(value) is float and 0.0 <= value <= MAX_SECONDS:
+        return value
     return float(_number(value, MAX_SECONDS))
 
 
