@@ -1,4 +1,7 @@
-"""Writes the metric reference from the catalog: `python docs/generate.py`, or `--check` to fail when it is stale."""
+"""Writes everything that is generated: the metric and panel references, dashboards, rules and configuration.
+
+`python docs/generate.py`, or with `--check`: fail when something committed is not what would be written.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,10 @@ import sys
 from pathlib import Path
 
 from moe_telemetry.catalog import CATALOG, Kind, Label, Metric
+from moe_telemetry.monitoring import dashboards, export
+from moe_telemetry.monitoring.config import Config
 
-REFERENCE = Path(__file__).parent / "metrics.md"
+ROOT = Path(__file__).parent.parent
 
 INTRODUCTION = """\
 # Metrics
@@ -51,18 +56,29 @@ def reference() -> str:
     return "\n\n".join([INTRODUCTION.rstrip(), *(_section(metric) for metric in CATALOG)]) + "\n"
 
 
+def files() -> dict[Path, str]:
+    """Everything that is generated, as texts by path."""
+    config = Config()
+    found = {ROOT / "dashboards" / path: text for path, text in export.files(config).items()}
+    found[ROOT / "docs" / "metrics.md"] = reference()
+    found[ROOT / "docs" / "panels.md"] = dashboards.panel_reference(config)
+    return found
+
+
 def main() -> int:
-    """Write the page, or compare it with what is there."""
+    """Write the files, or compare them with what is there."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
-    page = reference()
-    if check and (not REFERENCE.exists() or REFERENCE.read_text(encoding="utf-8") != page):
-        print(f"{REFERENCE.name} is not what the catalog says: run make generate", file=sys.stderr)
-        return 1
-    if not check:
-        REFERENCE.write_text(page, encoding="utf-8")
-    return 0
+    stale = [path for path, text in files().items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    for path in stale:
+        if check:
+            print(f"{path.relative_to(ROOT)} is not what would be generated: run make generate", file=sys.stderr)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(files()[path], encoding="utf-8")
+            print(f"wrote {path.relative_to(ROOT)}")
+    return 1 if check and stale else 0
 
 
 if __name__ == "__main__":

@@ -88,7 +88,9 @@ class Config:
     """Where docs/runbook.md is published; `export --runbook-url` sets it."""
     datasource_uid: str = "moe-prometheus"
     targets: tuple[str, ...] = ("host.docker.internal:9464",)
-    """Exporters, as Prometheus reaches them; the defaults of these three are the compose file's."""
+    """Exporters, as Prometheus reaches them; the defaults of these are the compose file's."""
+    names: tuple[str, ...] = ("moe-demo",)
+    """Host names that are looked up again and again, on the default port: of containers that come and go."""
     alertmanager: str = "alertmanager:9093"
     webhook_url: str = "http://host.docker.internal:9099/"
     """Where alerts are sent: a receiver to fill in."""

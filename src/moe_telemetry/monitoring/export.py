@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
     """Write the files and say where."""
     config = config_of(options)
     if options.targets:
-        config = replace(config, targets=tuple(options.targets.split(",")))
+        config = replace(config, targets=tuple(options.targets.split(",")), names=())
     written = write(config, options.folder)
     print(f"{len(written)} files written to {options.folder}:")
     for path in written:

@@ -93,6 +93,7 @@ def run(options: argparse.Namespace) -> int:
         config = replace(
             config_of(options),
             targets=tuple(options.targets.split(",")),
+            names=(),
             alertmanager=f"127.0.0.1:{ports[ALERTMANAGER]}",
         )
         if options.webhook:
