@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import random
 import subprocess
 import sys
@@ -56,8 +57,15 @@ def _pristine() -> Iterator[None]:
 
 def python(code: str, **environment: str) -> str:
     """Output of a fresh interpreter."""
+    flags = ("STREAM_PROF", "PREFETCH_TPROF", "UNION_PROF", "MISS_ATTRIB")
+    inherited = {key: value for key, value in os.environ.items() if key not in flags}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code],
+        env=inherited | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     )
     return done.stdout.strip()
 

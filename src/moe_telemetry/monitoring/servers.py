@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from moe_telemetry.settings import DEFAULT_PORT
+
 from .config import Config, duration
 from .state_alerts import ALWAYS
 from .text import generated
@@ -24,9 +26,20 @@ def prometheus(config: Config) -> str:
         },
         "rule_files": ["rules/*.yml"],
         "alerting": {"alertmanagers": [{"static_configs": [{"targets": [config.alertmanager]}]}]},
-        "scrape_configs": [{"job_name": config.job, "file_sd_configs": [{"files": ["targets/*.yml"]}]}],
+        "scrape_configs": [_scrape(config)],
     }
     return generated(document, "Needs Prometheus 2.42 or newer; the rules use keep_firing_for.")
+
+
+def _scrape(config: Config) -> dict[str, object]:
+    found: dict[str, object] = {"job_name": config.job, "file_sd_configs": [{"files": ["targets/*.yml"]}]}
+    if config.names:
+        lookup = {"names": list(config.names), "type": "A", "port": DEFAULT_PORT, "refresh_interval": "15s"}
+        found["dns_sd_configs"] = [lookup]
+        # A container's address changes from start to start; its name does not.
+        name = {"source_labels": ["__meta_dns_name"], "regex": "(.+)", "target_label": "instance"}
+        found["relabel_configs"] = [{**name, "replacement": f"$1:{DEFAULT_PORT}"}]
+    return found
 
 
 def targets(config: Config) -> str:
