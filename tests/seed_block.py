@@ -18,7 +18,8 @@ EXPERTS = 32
 class Runtime:
     """Drives the drop-in and the reference alike, and keeps what the metrics must show by phase in `expected`.
 
-    `order`: whether the union is noted before promote or behind it. `flags`: what is noted at all.
+    `order`: whether the union is noted before promote or behind it, or behind it with work before
+    its misses. `flags`: what is noted at all.
     """
 
     def __init__(self, order: str, layers: int = 4, seed: int = 7, flags: str = "tick tprof union miss recall") -> None:
@@ -52,6 +53,10 @@ class Runtime:
         self._note("promote", phase)
         if self.order == "promote first":
             self._union(tokens, routed, layer, phase)
+        if self.order == "misses last":
+            self._union(tokens, routed, layer, phase)
+            self._tick("pyremap", phase)
+            self._tick("fetch", phase)
         if "miss" in self.flags:
             self._misses(routed, predicted, resident, ready, layer, phase)
         if "recall" in self.flags:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import os
 import random
@@ -168,8 +169,8 @@ def test_nested_telemetries_count_what_is_theirs():
 def test_union_reaches_every_metric():
     """A union is a layer call of unknown residency, its size in the sum, the histogram and the maxima."""
     with capture() as captured:
-        rec.pool(3, capacity=11)
         note_union(1, 10, 3)
+        rec.pool(3, capacity=11)
         note_union(1, 12, 3)
         note_union(200, 40, 3)
         note_union(1, 9)
@@ -183,6 +184,8 @@ def test_union_reaches_every_metric():
         captured.value("moe.expert.union", phase="decode", seq="1").sum,
     )
     assert 40 == captured.value("moe.expert.union.max", phase="prefill", seq="256")
+    with pytest.raises(KeyError):  # a pass that recorder.forward was not told of has no duration
+        captured.value("moe.forward.duration", phase="prefill", seq="256")
     assert 9 == captured.value("moe.layer.experts", phase="decode", layer="none")
     assert {"200"} == snapshot.build(captured.store, read(captured.store))["unions"]["prefill"].keys()
 
@@ -352,6 +355,15 @@ def test_repeated_ids_collapse_in_what_is_exported():
     )
 
 
+def test_iterables_without_an_end_are_refused():
+    """A list is read whole however long it is; of a generator no more than 65,536 ids."""
+    with capture() as captured:
+        note_miss_attrib(list(range(70_000)), None, set(), True)
+        note_miss_attrib(itertools.count(), None, set(), True)
+        assert 1 == captured.value("moe.telemetry.dropped", reason="too_many")
+    assert (70_000, 1) == (MISS_ATTRIB["routed"], MISS_ATTRIB["n"])
+
+
 def test_recall_comes_from_its_own_dict_only():
     """note_miss_attrib says nothing of recall, and nobody knows of predictions that were not routed."""
     with capture() as captured:
@@ -422,6 +434,29 @@ def test_a_decode_miss_without_its_split_is_late():
         assert {"hit": 2, "miss_timing": 2, "miss_evicted": 0, "miss_unpredicted": 1} == lookups(captured, "decode")
 
 
+def test_balances_that_are_negative_in_between():
+    """Parts that are written in another order are made up for: counters never fall, and end exactly equal."""
+    with capture() as captured:
+        MISS_ATTRIB["dec_resident_hit"] += 2  # decode before the total, with an event in between
+        PREDICT_RECALL_PROF["hit"] += 2  # recalled before routed
+        note_union(1, 3, 0)
+        assert {"hit": 2, "miss_timing": 0, "miss_evicted": 0, "miss_unpredicted": 0} == lookups(captured, "decode")
+        assert 0 == captured.total("moe.expert.lookups", phase="prefill")
+        assert (2, 0) == recall(captured)
+        MISS_ATTRIB["resident_hit"] += 3
+        PREDICT_RECALL_PROF["routed"] += 3
+        MISS_ATTRIB["n"] += 1
+        PREDICT_RECALL_PROF["n"] += 1
+        assert 1 == captured.value("moe.expert.lookups", phase="prefill", layer="0", outcome="hit")
+        assert (2, 1) == recall(captured)
+    assert 3 == captured.total("moe.expert.lookups")
+
+
+def recall(captured: Capture) -> tuple[float, float]:
+    recalled, missed = (captured.total("moe.predictor.experts", outcome=one) for one in ("recalled", "missed"))
+    return recalled, missed
+
+
 def test_resets_and_lowered_values_lower_nothing():
     """Only rises count: after every reset and every lowered value the metrics go on from where they were."""
     with capture() as captured:
@@ -442,6 +477,7 @@ def test_resets_and_lowered_values_lower_nothing():
                 MISS_ATTRIB[key] = 0
             PROF["fetch"] -= 1.0
             PROF["fetch"] = 0.0
+    assert 0 == captured.total("moe.telemetry.dropped")
     assert 10 == captured.total("moe.expert.lookups")
     assert 2 == captured.value("moe.block.calls", phase="decode")
     assert 6 == captured.value("moe.prefetch.placed", phase="decode")

@@ -103,6 +103,16 @@ def test_a_pass_that_ended_early_keeps_its_phase(drive):
     assert +runtime.expected == recorded(snapshot.build(captured.store, read(captured.store)))
 
 
+@pytest.mark.parametrize("layers", [1, 3])
+def test_seconds_between_a_union_and_its_misses_wait(drive, layers):
+    """While a union waits, pyremap and the others belong to its pass, not to the layer decided before."""
+    runtime = drive("misses last", layers=layers)
+    with capture() as captured:
+        for kind in FORWARDS:
+            runtime.forward(PASSES[kind], phase_of(kind))
+    assert +runtime.expected == recorded(snapshot.build(captured.store, read(captured.store)))
+
+
 @pytest.mark.parametrize("order", ["union first", "promote first"])
 def test_a_thousand_passes(drive, start, order):
     """The dicts equal the reference's exactly, and the last scrape's counters equal the dicts."""

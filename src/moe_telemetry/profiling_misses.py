@@ -112,9 +112,12 @@ def repeats(
 def read_items(ids: Any) -> list[Any]:
     """An iterable's items, read once."""
     values.refuse_lazy(ids)
-    items = list(islice(iter(ids), MAX_ITEMS + 1))
-    if len(items) > MAX_ITEMS and not hasattr(ids, "__len__"):
-        raise Refused("too_many", ids)
+    if hasattr(ids, "__len__"):
+        items = list(ids)
+    else:
+        items = list(islice(iter(ids), MAX_ITEMS + 1))
+        if len(items) > MAX_ITEMS:
+            raise Refused("too_many", ids)
     for item in items:
         if type(item) is not int:
             values.refuse_lazy(item)
