@@ -439,9 +439,10 @@ def test_balances_that_are_negative_in_between():
     with capture() as captured:
         MISS_ATTRIB["dec_resident_hit"] += 2  # decode before the total, with an event in between
         PREDICT_RECALL_PROF["hit"] += 2  # recalled before routed
+        MISS_ATTRIB["miss_B_unpredicted"] += 1
         note_union(1, 3, 0)
         assert {"hit": 2, "miss_timing": 0, "miss_evicted": 0, "miss_unpredicted": 0} == lookups(captured, "decode")
-        assert 0 == captured.total("moe.expert.lookups", phase="prefill")
+        assert {"hit": 0, "miss_timing": 0, "miss_evicted": 0, "miss_unpredicted": 1} == lookups(captured, "prefill")
         assert (2, 0) == recall(captured)
         MISS_ATTRIB["resident_hit"] += 3
         PREDICT_RECALL_PROF["routed"] += 3
@@ -449,7 +450,7 @@ def test_balances_that_are_negative_in_between():
         PREDICT_RECALL_PROF["n"] += 1
         assert 1 == captured.value("moe.expert.lookups", phase="prefill", layer="0", outcome="hit")
         assert (2, 1) == recall(captured)
-    assert 3 == captured.total("moe.expert.lookups")
+    assert 4 == captured.total("moe.expert.lookups")
 
 
 def recall(captured: Capture) -> tuple[float, float]:

@@ -209,6 +209,8 @@ def note_miss_attrib(  # noqa: PLR0912, PLR0915
             ready = _NOTHING if ready is None else among(uniq, ready)
         absent = uniq - resident
         number, missed = len(uniq), len(absent)
+        if missed > number:  # noqa: PLR1730  # the set has shrunk meanwhile, in another thread; max() costs a call
+            number = missed
         late = evicted = by_prefetch = 0
         if ready:
             by_prefetch = len(uniq & ready & predicted)
@@ -218,7 +220,7 @@ def note_miss_attrib(  # noqa: PLR0912, PLR0915
             if late and ready:
                 evicted = len(named & ready)
                 late -= evicted
-                by_prefetch -= evicted
+                by_prefetch = max(by_prefetch - evicted, 0)
         if not _live:
             add_plain(MISS_ATTRIB, decode, number, missed, late, evicted)
             if items is not None and len(items) != number:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,10 @@ def files(config: Config) -> dict[str, str]:
         raise ConfigurationError(
             f"this needs {error.name}, which is not installed: pip install 'moe-telemetry[dashboards]'"
         ) from error
-    return {**generate.files(config), **dashboards.files(config)}
+    try:
+        return {**generate.files(config), **dashboards.files(config)}
+    except ValueError as error:  # a threshold that its alert cannot hold exactly
+        raise ConfigurationError(str(error)) from None
 
 
 def write(config: Config, folder: Path) -> list[Path]:
@@ -52,6 +56,8 @@ def config_of(options: argparse.Namespace) -> Config:
         name, _, text = given.partition("=")
         try:
             value = float(text)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(text)
         except ValueError:
             raise ConfigurationError(
                 f"--threshold {given}: a number is expected, as in {name or 'recall_low'}=0.5"

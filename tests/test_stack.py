@@ -1,0 +1,241 @@
+"""The stack: compose file, and the commands stack, export and check."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("grafana_foundation_sdk")
+import yaml
+from prometheus import binary
+
+import moe_telemetry as mt
+from moe_telemetry import Recorder, catalog
+from moe_telemetry.monitoring import check, export
+from moe_telemetry.monitoring.config import Config, duration, seconds
+
+ROOT = Path(__file__).parent.parent
+COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+SERVICES = COMPOSE["services"]
+
+
+def command(*arguments, path=None, timeout=60):
+    environment = {**os.environ, **({"PATH": path} if path is not None else {})}
+    line = [sys.executable, "-m", "moe_telemetry", *map(str, arguments)]
+    return subprocess.run(line, capture_output=True, text=True, timeout=timeout, env=environment, check=False)
+
+
+# -- compose ------------------------------------------------------------------------------------------------------
+
+
+def test_compose_file_is_valid():
+    """The file fits the published compose schema."""
+    line = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", "docker-compose.yml"]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (0, "") == (done.returncode, done.stdout.replace("ok -- validation done\n", ""))
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_images_are_pinned(name):
+    """Each image has a version of three numbers; the demo is built here."""
+    assert "build" in SERVICES[name] or re.search(r":v?\d+\.\d+\.\d+$", SERVICES[name]["image"])
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_mounts_exist_and_are_read_only(name):
+    """Each folder of the repository is there and mounted read-only; all data is on named volumes."""
+    for mount in SERVICES[name].get("volumes", []):
+        source, _, mode = mount.split(":") if mount.count(":") == 2 else (*mount.split(":"), "")
+        if source.startswith("."):
+            assert "ro" == mode
+            assert (ROOT / source).is_dir()
+        else:
+            assert source in COMPOSE["volumes"]
+
+
+@pytest.mark.parametrize("name", [name for name, service in SERVICES.items() if "ports" in service])
+def test_ports_are_on_loopback_and_services_say_when_they_are_healthy(name):
+    """Nothing is published to other hosts, and what others wait for has a health check."""
+    assert all(port.startswith("127.0.0.1:") for port in SERVICES[name]["ports"])
+    assert "healthcheck" in SERVICES[name]
+
+
+def test_containers_reach_the_host():
+    """Prometheus and Alertmanager know the host by its name on Linux, too."""
+    for name in ("prometheus", "alertmanager"):
+        assert ["host.docker.internal:host-gateway"] == SERVICES[name]["extra_hosts"]
+
+
+def test_paths_in_the_containers_fit_the_files():
+    """Prometheus finds its rules and targets below its own file; Grafana gets the folders its files ask for."""
+    configuration = ROOT / "dashboards" / "prometheus"
+    parsed = yaml.safe_load((configuration / "prometheus.yml").read_text())
+    patterns = [*parsed["rule_files"], *parsed["scrape_configs"][0]["file_sd_configs"][0]["files"]]
+    assert all(list(configuration.glob(pattern)) for pattern in patterns)
+    grafana = SERVICES["grafana"]
+    places = {target for _, target, _ in (mount.split(":") for mount in grafana["volumes"] if mount.startswith("."))}
+    assert {grafana["environment"]["MOE_DASHBOARDS"], "/etc/grafana/provisioning"} == places
+
+
+# -- export -------------------------------------------------------------------------------------------------------
+
+
+def test_export_writes_what_is_committed(tmp_path):
+    """With no options the files are those of dashboards/."""
+    done = command("export", tmp_path)
+    assert (0, "") == (done.returncode, done.stderr)
+    for path in export.files(Config()):
+        assert (ROOT / "dashboards" / path).read_text() == (tmp_path / path).read_text()
+
+
+def test_export_takes_a_site_s_values(tmp_path):
+    """Job, datasource, threshold, runbook and targets arrive in the files."""
+    done = command(
+        *("export", tmp_path, "--job", "llm", "--datasource-uid", "abc123", "--threshold", "recall_low=0.4"),
+        *("--runbook-url", "https://runbooks.example/moe", "--targets", "a:1,b:2"),
+    )
+    assert (0, "") == (done.returncode, done.stderr)
+    rules = (tmp_path / "prometheus/rules/moe.yml").read_text()
+    assert "< 0.4" in rules
+    assert "https://runbooks.example/moe#moetargetdown" in rules
+    prometheus = yaml.safe_load((tmp_path / "prometheus/prometheus.yml").read_text())
+    assert "llm" == prometheus["scrape_configs"][0]["job_name"]
+    targets = yaml.safe_load((tmp_path / "prometheus/targets/hosts.yml").read_text())
+    assert [["a:1"], ["b:2"]] == [entry["targets"] for entry in targets]
+    assert "uid: abc123" in (tmp_path / "grafana/provisioning/datasources/moe.yml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--threshold", "recal=0.5"], "no threshold 'recal'"),
+        (["--threshold", "recall_low=x"], "a number is expected"),
+        (["--threshold", "recall_low"], "a number is expected"),
+        (["--threshold", "recall_low=nan"], "a number is expected"),
+        (["--threshold", "read_latency=0.08"], "bound"),
+    ],
+)
+def test_a_bad_threshold_is_one_line(tmp_path, options, words):
+    """What is not a threshold is named, and nothing is written."""
+    done = command("export", tmp_path / "out", *options)
+    assert 2 == done.returncode
+    assert words in done.stderr
+    assert 1 == len(done.stderr.splitlines())
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unwritable_folder_is_one_line(tmp_path):
+    """A folder below a file cannot be made."""
+    (tmp_path / "file").write_text("")
+    done = command("export", tmp_path / "file" / "out")
+    assert (2, 1) == (done.returncode, len(done.stderr.splitlines()))
+
+
+@pytest.mark.parametrize(("text", "value"), [("5m", 300), ("90s", 90), ("1h30m", 5400), ("250ms", 0.25)])
+def test_durations(text, value):
+    """Prometheus durations are read, and written in their largest unit."""
+    assert value == seconds(text)
+    assert value == seconds(duration(value))
+
+
+# -- check --------------------------------------------------------------------------------------------------------
+
+
+def test_check_names_what_is_missing_and_what_is_empty_for_it():
+    """A runtime without pool and predictor: which metrics lack, why, which panels and alerts lack with them."""
+    recorder = Recorder()
+    with mt.start(port=0, recorder=recorder) as telemetry:
+        recorder.forward(1)
+        recorder.union(0, 4)
+        recorder.tokens(1)
+        done = command("check", telemetry.url)
+    assert (0, "") == (done.returncode, done.stderr)
+    assert re.search(r"moe_expert_lookups_total: the runtime declares no pool", done.stdout)
+    assert "Overview: Decode hit rate" in done.stdout or "hit rate" in done.stdout
+    assert re.search(r"cannot fire: .*MoeDecodeHitRateLow", done.stdout)
+    assert re.search(r"moe_forward_duration_seconds: recorder.forward_done is not called", done.stdout)
+
+
+def test_every_metric_that_can_lack_has_a_reason():
+    """check knows why for each metric but those that telemetry always has."""
+    always = {metric.name for metric in catalog.CATALOG if metric.name.startswith("moe.telemetry.")}
+    assert set(catalog.BY_NAME) - always == set(check.WHY)
+
+
+def test_check_suspects_a_missing_ready():
+    """Predicted misses that are all timing, and no hit by prefetch, look like a `ready` that is not passed."""
+    recorder = Recorder()
+    with mt.start(port=0, recorder=recorder) as telemetry:
+        recorder.forward(1)
+        recorder.routed(0, {1, 2}, resident={1}, predicted={1, 2})
+        done = command("check", telemetry.url)
+    assert "does routed() get `ready`?" in done.stdout
+
+
+def test_check_of_nothing_is_one_line():
+    """An endpoint that is not there."""
+    done = command("check", "127.0.0.1:1")
+    assert 2 == done.returncode
+    assert re.fullmatch(r"moe-telemetry: cannot scrape http://127.0.0.1:1/metrics: .*\n", done.stderr)
+
+
+# -- stack --------------------------------------------------------------------------------------------------------
+
+
+def test_stack_without_prometheus_is_one_line(tmp_path):
+    """What is missing and how to get it."""
+    done = command("stack", path=str(tmp_path))
+    assert 2 == done.returncode
+    assert "prometheus is not on PATH" in done.stderr
+    assert 1 == len(done.stderr.splitlines())
+
+
+def test_stack_runs_what_is_installed_and_ends_it(tmp_path):
+    """Prometheus and Alertmanager answer with our rules and targets; Ctrl-C ends both; Grafana's lack is one line."""
+    binary()
+    recorder = Recorder()
+    with mt.start(port=0, recorder=recorder) as telemetry:
+        line = ["stack", "--targets", f"127.0.0.1:{telemetry.port}", "--data", str(tmp_path)]
+        ports = ["--prometheus-port", "0", "--alertmanager-port", "0", "--grafana-port", "0"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "moe_telemetry", *line, *ports], stdout=subprocess.PIPE, text=True
+        )
+        guard = threading.Timer(60, process.kill)
+        guard.start()
+        lines: list[str] = []
+        for text in process.stdout:
+            lines.append(text)
+            if text.startswith("Scraping"):
+                break
+        urls = dict(re.findall(r"(\w+): (http://\S+)", "".join(lines)))
+        url = urls["Prometheus"]
+        deadline = time.monotonic() + 30
+        while not (found := _query(url, "moe_run_info")):
+            assert time.monotonic() < deadline
+            time.sleep(0.5)
+        groups = json.load(urllib.request.urlopen(f"{url}/api/v1/rules", timeout=5))["data"]["groups"]
+        managers = json.load(urllib.request.urlopen(f"{url}/api/v1/alertmanagers", timeout=5))["data"]
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+        guard.cancel()
+    assert 0 == process.returncode
+    assert 1 == len(found)
+    assert {"moe.recording", "moe.alerts"} == {group["name"] for group in groups}
+    assert [urls["Alertmanager"] + "/api/v2/alerts"] == [entry["url"] for entry in managers["activeAlertmanagers"]]
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(f"{url}/-/ready", timeout=2)
+
+
+def _query(url, expression):
+    return json.load(urllib.request.urlopen(f"{url}/api/v1/query?query={expression}", timeout=5))["data"]["result"]
