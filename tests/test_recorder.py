@@ -622,3 +622,67 @@ def test_a_prefetch_that_ends_in_another_phase_belongs_to_its_own(cap):
     assert 1 == cap.value("moe.prefetch.dropped", phase="prefill", reason="unused")
     assert 2 == cap.value("moe.prefetch.placed", phase="prefill")
     assert 0 == cap.value("moe.prefetch.wasted", phase="decode")
+
+
+# -- passes that are refused, and keys that are not what they seem ------------------------------------------------
+
+
+@pytest.mark.parametrize(("tokens", "phase"), [(512, "Prefill"), ("512", "prefill"), (0, "prefill"), (None, None)])
+def test_events_of_a_refused_pass_count_for_no_phase(cap, tokens, phase):
+    """After a forward() that is dropped nothing counts for the pass before it, until the next good one."""
+    rec.forward(1)
+    rec.routed(0, {1}, resident={1})
+    before = counters(cap)
+    rec.forward(tokens, phase)
+    rec.routed(0, set(range(60)), resident=set())
+    rec.prefetch("predict", 0.1)
+    rec.tokens(512)
+    rec.forward_done(3.0)
+    assert before == counters(cap)
+    assert 0 == cap.value("moe.forward.duration", phase="decode", seq="1").count
+    rec.forward(1)
+    rec.routed(0, {1}, resident={1})
+    assert 2 == cap.value("moe.expert.lookups", phase="decode", layer="0", outcome="hit")
+
+
+def test_a_refused_pass_of_one_thread_does_not_touch_another(cap):
+    """Each thread's events belong to its own pass, refused or not."""
+    rec.forward(1)
+    in_thread(lambda: rec.forward(7, "no such phase"))
+    rec.routed(0, {1}, resident={1})
+    assert 1 == cap.value("moe.expert.lookups", phase="decode", layer="0", outcome="hit")
+
+
+class Liar(str):
+    """A string that hashes as itself and equals a given number of times."""
+
+    def __new__(cls, text, times):
+        made = super().__new__(cls, text)
+        made.times = times
+        return made
+
+    def __hash__(self):
+        return super().__hash__()
+
+    def __eq__(self, other):
+        self.times -= 1
+        return self.times >= 0 and str.__eq__(self, other)
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_no_label_is_made_of_what_a_caller_hands_in(cap, times):
+    """Keys that equal a label now and then add no series."""
+    labels = set(cap.series())
+    rec.prefetch_dropped(Liar("budget", times), 1)
+    rec.degraded(Liar("cpu", times), 1)
+    rec.read(Liar("demand", times), 1, 0.1)
+    rec.cumulative("moe.tokens", 5, phase=Liar("decode", times))
+    assert labels == set(cap.series())
+
+
+def test_subclasses_of_str_are_not_kept(cap):
+    """A phase that equals itself alone is looked up again each time, and forgotten."""
+    for _ in range(50):
+        rec.forward(2, Liar("decode", 100))
+    assert 1 >= len([key for key in cap.store.forwards if key[1] == 2])
+    assert all(type(key[0]) in (str, Phase, type(None)) for key in cap.store.forwards)

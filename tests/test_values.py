@@ -300,3 +300,25 @@ def test_every_reason_is_in_the_catalog():
     found |= {reason(values.count, 0.5), reason(values.ids, endless()), reason(values.layer_index, "x")}
     assert found <= set(catalog.LOST_REASONS)
     assert 8 == len(found)
+
+
+@pytest.mark.parametrize("unit", ["ns", "ms", "s"])
+def test_numpy_durations_are_no_numbers(unit):
+    """A timedelta64 is an Integral of its own unit: as seconds it would be wrong by powers of ten."""
+    for convert in (values.seconds, values.count, values.amount, values.layer_index):
+        with pytest.raises(values.Refused) as refused:
+            convert(np.timedelta64(5, unit))
+        assert "not_a_number" == refused.value.reason
+
+
+def test_a_list_subclass_is_read_like_any_iterable():
+    """Its iterator may never end."""
+
+    class Endless(list):
+        def __iter__(self):
+            while True:
+                yield 1
+
+    with pytest.raises(values.Refused) as refused:
+        values.ids(Endless())
+    assert "too_many" == refused.value.reason

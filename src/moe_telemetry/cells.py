@@ -37,6 +37,16 @@ class HistogramCell:
         self.sum = 0.0
 
 
+class CountCell:
+    """A counter found by a label. A cell and not a number: what the caller hands in as a key is only looked up, and
+    never becomes one, however it hashes and compares."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
 class Tally:
     """Exact distribution of small non-negative integers: `sizes[value]` is how often `value` was seen.
 
@@ -144,9 +154,9 @@ class PhaseCells:
         self.window = HistogramCell(catalog.HOST_BOUNDS)
         self.stall = HistogramCell(catalog.READ_BOUNDS)
         self.read_duration = {source: HistogramCell(catalog.READ_BOUNDS) for source in ("demand", "prefetch")}
-        self.read_bytes = dict.fromkeys(("demand", "prefetch"), 0)
-        self.dropped = dict.fromkeys(catalog.DROP_REASONS, 0)
-        self.degraded = dict.fromkeys(catalog.DEGRADED_MODES, 0)
+        self.read_bytes = {source: CountCell() for source in ("demand", "prefetch")}
+        self.dropped = {reason: CountCell() for reason in catalog.DROP_REASONS}
+        self.degraded = {mode: CountCell() for mode in catalog.DEGRADED_MODES}
         self.block_calls = self.placed = self.tokens = self.wasted_bytes = 0
 
 

@@ -2,17 +2,18 @@
 
 Every body keeps four rules. What may fail comes before the first increment, so a record counts whole or not at all.
 What the caller gave may be changing in another thread: a set is read once, or so that no difference is negative. The
-right side of an increment holds no call (cells). And an Exception ends in `lose`, never in the caller. The one thing a Python function
-cannot catch is the RecursionError of its own call.
+right side of an increment holds no call (cells). And an Exception ends in `lose`, never in the caller; the one that
+cannot is the RecursionError of a caller that has no frames left.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from threading import get_ident
 from time import perf_counter
+from types import MethodType
 from typing import Any
 
 from . import values
@@ -55,6 +56,7 @@ class LiveRecorder(Recorder):
             store.active[thread] = (row.phase.name, perf_counter())
         except Exception as error:
             lose(self, "forward", error)
+            _forget_pass(self)
 
     def forward_done(self, seconds: Any) -> None:
         try:
@@ -125,7 +127,7 @@ class LiveRecorder(Recorder):
                 recalled = len(named)
                 missed = number - recalled
                 wasted -= recalled
-                if wasted < 0:  # predicted grew between the two reads of it
+                if wasted < 0:  # noqa: PLR1730  # predicted grew between the two reads of it; max() costs a call
                     wasted = 0
             if resident is not None:
                 if type(resident) is not set:
@@ -264,10 +266,10 @@ class LiveRecorder(Recorder):
         try:
             store = self._store
             cells = self._row.phase if phase is None else store.phase(phase)
-            cell = cells.read_duration[source]
+            durations, sizes = cells.read_duration[source], cells.read_bytes[source]
             number = values.count(nbytes)
-            _observe(cell, READ_BOUNDS, seconds)
-            cells.read_bytes[source] += number
+            _observe(durations, READ_BOUNDS, seconds)
+            sizes.count += number
         except Exception as error:
             lose(self, "read", error)
 
@@ -289,9 +291,10 @@ class LiveRecorder(Recorder):
     def prefetch_dropped(self, reason: Any, experts: Any = 1, nbytes: Any = 0, phase: Any = None) -> None:
         try:
             cells = self._row.phase if phase is None else self._store.phase(phase)
+            cell = cells.dropped[reason]
             number = values.count(experts)
             wasted = values.count(nbytes)
-            cells.dropped[reason] += number
+            cell.count += number
             cells.wasted_bytes += wasted
         except Exception as error:
             lose(self, "prefetch_dropped", error)
@@ -306,9 +309,9 @@ class LiveRecorder(Recorder):
 
     def degraded(self, mode: Any, experts: Any = 1) -> None:
         try:
-            cells = self._row.phase
+            cell = self._row.phase.degraded[mode]
             number = values.count(experts)
-            cells.degraded[mode] += number
+            cell.count += number
         except Exception as error:
             lose(self, "degraded", error)
 
@@ -365,7 +368,8 @@ class _Timed:
         try:
             self._hook(*self._args, elapsed)
         except Exception as error:  # not a hook, or one argument too few: off, it would have gone unnoticed
-            lose(self._recorder, getattr(self._hook, "__name__", "timed"), error)
+            name = self._hook.__name__ if isinstance(self._hook, MethodType) else "timed"
+            lose(self._recorder, name, error)
 
 
 def _observe(cell: HistogramCell, bounds: tuple[float, ...], seconds: Any) -> None:
@@ -385,12 +389,23 @@ def _layer_cells(row: SeqCells, layer: Any) -> LayerCells:
         return row.store.layer_cells(row, layer)
 
 
+def _forget_pass(recorder: Recorder) -> None:
+    """The pass that begins is of unknown phase: what belongs to it must not count for the one before."""
+    with suppress(Exception):
+        store = recorder._store
+        thread = get_ident()
+        store.active.pop(thread, None)
+        if thread != store.thread:
+            _meet_thread(recorder, thread)
+        recorder._row = store.refused
+
+
 def _new_cells(row: SeqCells, layer: Any, size: int) -> LayerCells:
     values.count(size)  # before a refused record makes a layer known
     return row.store.layer_cells(row, layer)
 
 
-def _meet_thread(recorder: LiveRecorder, thread: int) -> None:
+def _meet_thread(recorder: Recorder, thread: int) -> None:
     """Prepare for a pass of a thread other than the first one that made passes."""
     store = recorder._store
     if thread in store.by_thread:

@@ -226,7 +226,7 @@ def _read_phases(phases: list[PhaseCells], put: _Put) -> None:
     def by_key(field_name: str) -> Iterator[tuple[LabelValues, Value]]:
         for phase in phases:
             for key, cell in getattr(phase, field_name).copy().items():
-                yield (phase.name, key), Distribution.of(cell) if isinstance(cell, HistogramCell) else cell
+                yield (phase.name, key), Distribution.of(cell) if isinstance(cell, HistogramCell) else cell.count
 
     def single(field_name: str) -> Iterator[tuple[LabelValues, Value]]:
         for phase in phases:

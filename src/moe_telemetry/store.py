@@ -18,7 +18,7 @@ from enum import Enum
 from . import catalog, values
 from .catalog import Metric
 from .cells import UNLIMITED, HistogramCell, LayerCells, PhaseCells, SeqCells
-from .hooks import HOOKS
+from .hooks import HOOKS, Phase
 from .values import Refused
 
 logger = logging.getLogger("moe_telemetry")
@@ -91,6 +91,9 @@ class Store:
         self.forward_done_seen = False
         self.ended = False  # no pass is in progress any more, whatever `active` holds
         self.latest = self.row("decode", 1)
+        # Where events of a pass go whose forward() was refused: cells that no reading knows, since their phase is
+        # unknown and another pass' is wrong.
+        self.refused = SeqCells(self, PhaseCells("unknown"), None, "")
         # Which thread made the first pass; rows by thread once a second one makes passes (recording).
         self.thread: int | None = None
         self.by_thread: dict[int, SeqCells] = {}
@@ -117,7 +120,8 @@ class Store:
         else:
             cells = self.phase(phase)
         row = self.row(cells.name, length)
-        if row.tokens is not None:
+        if row.tokens is not None and (phase is None or type(phase) in (str, Phase)):
+            # Of these types only: a subclass may equal nothing, and would be kept with all that it holds.
             self.forwards.setdefault((phase, length), row)
         return row
 
@@ -225,7 +229,7 @@ class Store:
             if label.key != "layer":
                 if not isinstance(value, str) or value not in label.values:
                     raise Refused("unknown_label", given)
-                found[label.key] = value
+                found[label.key] = label.values[label.values.index(value)]  # the catalog's own, whatever equals it
         if "layer" in labels:
             layer = self.layer(values.layer_index(labels["layer"]))
             if layer.index == OTHER:  # sources that share a series would be taken for one that resets

@@ -75,6 +75,8 @@ def _finite(value: Any) -> int | float:
     # bool is an Integral by inheritance only: True among seconds is a mistake in the caller's code.
     if not isinstance(value, Real) or isinstance(value, bool):
         raise Refused("lazy_array" if _is_lazy(value) else "not_a_number", value)
+    if getattr(getattr(value, "dtype", None), "kind", "") == "m":  # a NumPy duration: an Integral, of unknown unit
+        raise Refused("not_a_number", value)
     if isinstance(value, Integral):
         return int(value)
     try:
@@ -125,7 +127,7 @@ def ids(value: Any) -> IdSet:
 
 
 def _checked(value: Iterable[Any]) -> IdSet:
-    if isinstance(value, (list, tuple)):
+    if type(value) is list or type(value) is tuple:
         items: Collection[Any] = value
     else:
         try:
