@@ -66,6 +66,7 @@ class Machine(RuleBasedStateMachine):
             finally:
                 recording.detach(hooks.recorder)
         profiling.perf_counter = CLOCK
+        pristine()
 
     def both(self, name: str, *args: Any, **named: Any) -> None:
         with suppress(KeyError):

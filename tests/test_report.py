@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,14 @@ from moe_telemetry import recorder as rec
 from moe_telemetry.reports import ReportError, lines
 from moe_telemetry.series import read
 from moe_telemetry.testing import capture
+
+
+@pytest.fixture(autouse=True)
+def _pristine() -> Iterator[None]:
+    pristine()
+    yield
+    pristine()
+
 
 VERIFY = Counter({30: 90, 29: 60, 25: 850, 22: 1200, 20: 1500, 19: 4000, 18: 1010, 17: 390, 13: 900})
 """10,000 unions of mean 19.46, median 19, p99 29 and maximum 30, as published for K=3."""
@@ -59,7 +68,6 @@ def test_the_published_table_comes_back():
 
 def test_the_published_table_in_a_real_prometheus(tmp_path: Path, start):
     """The ceiling of histogram_quantile over the raw buckets is the same integer; the maxima are gauges."""
-    pristine()
     telemetry = start(recorder=rec)
     feed_published()
     with prometheus(tmp_path, targets=[f"127.0.0.1:{telemetry.port}"]) as server:
@@ -72,7 +80,6 @@ def test_the_published_table_in_a_real_prometheus(tmp_path: Path, start):
             assert largest == server.value(f"moe_expert_union_max{{{series}}}")
             assert largest == server.value(quantile % "1")
             assert mean == server.value(f"moe_expert_union_sum{{{series}}} / moe_expert_union_count{{{series}}}")
-    pristine()
 
 
 @pytest.fixture
