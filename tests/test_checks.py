@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 @pytest.mark.parametrize(
     "command",
     [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"]],
-    ids=lambda command: " ".join(command),
+    ids=" ".join,
 )
 def test_static_check_is_clean(command):
     """Lint, format and types of the whole repository."""

@@ -119,8 +119,39 @@ def test_output_names_the_endpoint_and_both_phases(finished):
     """The address first, decode and prefill apart in the summary."""
     output, _ = finished
     assert re.search(r"Metrics: http://127\.0\.0\.1:\d+/metrics", output)
-    for words in ("run decode", "run prefill", "hit rate", "miss A, timing", "union p99 / max", "pool 16 slots"):
+    for words in (
+        "decode",
+        "prefill",
+        "hit rate",
+        "A: late (timing)",
+        "A: evicted",
+        "B: never",
+        "union: p99 / max",
+        "pool 16",
+    ):
         assert words in output
+
+
+def test_a_fault_is_told(cache):
+    """When a fault will be on, when it is on, and when it is over."""
+    options = ("--fault", "bad-predictor", "--fault-after", 1, "--fault-for", 1)
+    done = _run(cache, "--tokens", 250, "--port", 0, *options)
+    assert (0, "") == (done.returncode, done.stderr)
+    told = re.findall(r"^(?:Fault: .*|The fault .*)$", done.stdout, re.MULTILINE)
+    assert [
+        "Fault: bad-predictor after 1 s, for 1 s",
+        "The fault bad-predictor is on.",
+        "The fault is over.",
+    ] == told
+
+
+def test_table_fits_a_small_terminal(cache):
+    """On 80 columns no line of the summary is cut or wrapped."""
+    done = _run(cache, "--tokens", 20, "--port", 0, env={"COLUMNS": "80"})
+    lines = done.stdout.split("Whole run")[1].splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    assert 20 >= len(lines)
+    assert "…" not in done.stdout
 
 
 def test_telemetry_changes_no_output(cache, finished):
@@ -168,15 +199,17 @@ def test_scrape_holds_what_the_demo_can_produce(cache):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--text", "/nonexistent/text"], "no text file"),
+        (["--text", "no such folder/text"], "no text file"),
         (["--slots", "8"], "slots"),
         (["--slots", "65"], "slots"),
         (["--read-mbps", "0"], "read_mbps"),
         (["--tokens", "0"], "tokens"),
-        (["--snapshot", "/nonexistent/s.json"], "cannot write the snapshot"),
+        (["--snapshot", "no such folder/s.json"], "cannot write the snapshot"),
         (["--host", "no.such.host.invalid"], "no address of this machine"),
         (["--port", "99999"], "port must be"),
         (["--no-telemetry", "--snapshot", "s.json"], "--no-telemetry"),
+        (["--fault-after", "3"], "need --fault"),
+        (["--linger", "-1"], "--linger"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )

@@ -252,7 +252,7 @@ def test_every_prefetch_read_is_accounted_for(cache: Path, calls: Calls) -> None
     read = sum(1 for source, *_ in calls.of("read") if source == "prefetch")
     placed = sum(n for (n,) in calls.of("placed"))
     refused, unused = (
-        sum(sum(nbytes) for why, _, *nbytes in calls.of("prefetch_dropped") if why == reason) / SMALL.expert_bytes
+        sum(sum(nbytes[:1]) for why, _, *nbytes in calls.of("prefetch_dropped") if why == reason) / SMALL.expert_bytes
         for reason in ("no_slot", "unused")
     )
     misses = sum(calls.outcomes(p)["routed"] - calls.outcomes(p)["hit"] for p in Phase)

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import tempfile
-import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,6 @@ from .settings import DemoError
 
 MANIFEST = "manifest.json"
 
-_STALE_BUILD_SECONDS = 3600.0
 _CHECK_BLOCK = 1 << 22
 
 
@@ -71,6 +69,7 @@ def open_blobs(cache_dir: Path, config: ModelConfig, seed: int, on_build: Callab
     """The experts of `config` and `seed`, built into `cache_dir` first where no valid cache is there."""
     folder = cache_dir / config.key(seed)
     try:
+        _remove_stale_builds(folder)
         if not is_valid(folder, config):
             build(folder, config, seed, on_build)
         return ExpertBlobs(folder, config)
@@ -99,12 +98,11 @@ def is_valid(folder: Path, config: ModelConfig) -> bool:
 def build(folder: Path, config: ModelConfig, seed: int, on_build: Callable[[str], None]) -> None:
     """Write the cache beside its place and move it there, so that nobody ever sees half of it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    _remove_stale_builds(folder)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.{os.getpid()}.", suffix=".tmp", dir=folder.parent))
+    on_build(f"Writing {config.total_bytes / 1e6:.0f} MB of expert weights to {folder}, once")
     try:
         body: dict[str, dict[str, int]] = {}
         for layer in range(config.layers):
-            on_build(f"writing the experts of layer {layer + 1} of {config.layers} to {folder}")
             data = layer_weights(config, seed, layer).data.cast("B")
             (temporary / blob_name(layer)).write_bytes(data)
             body[blob_name(layer)] = {"bytes": data.nbytes, "crc32": zlib.crc32(data)}
@@ -143,12 +141,19 @@ def _move_into_place(temporary: Path, folder: Path, config: ModelConfig) -> None
 
 def _remove_stale_builds(folder: Path) -> None:
     for path in folder.parent.glob(f".{folder.name}.*.tmp"):
-        try:
-            stale = time.time() - path.stat().st_mtime > _STALE_BUILD_SECONDS
-        except OSError:
-            continue
-        if stale:
+        if not _is_running(path.name.removeprefix(f".{folder.name}.").partition(".")[0]):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_running(pid: str) -> bool:
+    """Whether the process that builds is alive; a folder that names none is a remnant."""
+    try:
+        os.kill(int(pid), 0)
+    except PermissionError:
+        return True
+    except (OSError, ValueError, OverflowError):
+        return False
+    return True
 
 
 def _manifest_checksum(body: object) -> int:

@@ -63,6 +63,13 @@ def run(options: argparse.Namespace) -> int:
         fault_for=options.fault_for,
         cache_dir=options.cache,
     )
+    if settings.fault is None and (options.fault_after, options.fault_for) != (
+        DEFAULTS.fault_after,
+        DEFAULTS.fault_for,
+    ):
+        raise DemoError("--fault-after and --fault-for need --fault")
+    if not options.linger >= 0:
+        raise DemoError(f"--linger must be 0 seconds or more, not {options.linger:g}")
     if options.no_telemetry and options.snapshot:
         raise DemoError("--snapshot needs telemetry: leave out --no-telemetry")
     try:
@@ -87,6 +94,8 @@ def run(options: argparse.Namespace) -> int:
             say("Telemetry: off")
         else:
             say(f"Metrics: {telemetry.url}/metrics  (also {telemetry.url}/snapshot, {telemetry.url}/)")
+        if settings.fault is not None:
+            say(f"Fault: {settings.fault} after {settings.fault_after:g} s, for {settings.fault_for:g} s")
         if settings.tokens is None:
             say("Ctrl-C ends the run.")
         began = time.monotonic()
@@ -113,8 +122,9 @@ def _follow(engine: Engine, telemetry: Telemetry | None, console: Any) -> RunRes
             return engine.run(stop)
         from .view import View
 
-        caption = f"{telemetry.url}/metrics"
-        with View(console, telemetry.snapshot, engine.description, caption) as view:
+        fault = f"The fault {engine.settings.fault} is on."
+        notice = lambda: fault if engine.fault_active else ""  # noqa: E731
+        with View(console, telemetry.snapshot, f"{telemetry.url}/metrics", notice) as view:
             return engine.run(stop, lambda step: view.tick())
 
 
@@ -141,7 +151,7 @@ def _summary(result: RunResult, telemetry: Telemetry | None, console: Any, secon
         from .view import footer, table
 
         snapshot = telemetry.snapshot()
-        console.print(table(snapshot, None, f"Whole run, {seconds:.1f} s", footer(snapshot)))
+        console.print(table(snapshot, None, f"Whole run, {seconds:.1f} s"), footer(snapshot), sep="", highlight=False)
     say(
         f"{result.decoded} tokens decoded and {result.prefilled} prompt tokens read in {seconds:.1f} s; "
         f"output {result.digest[:16]}"
