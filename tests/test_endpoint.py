@@ -19,9 +19,11 @@ from pathlib import Path
 
 import pytest
 from conftest import PLAIN, fetch, keep_alive, raw, samples, scrape
+from opentelemetry.sdk.metrics import MeterProvider
+from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 
-from moe_telemetry import ConfigurationError, endpoint
+from moe_telemetry import ConfigurationError, endpoint, readers
 
 PROMETHEUS_2 = (
     "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
@@ -173,7 +175,6 @@ def test_malformed_requests_are_refused(request_bytes: bytes, start) -> None:
 
 def test_a_failing_collector_is_an_error_without_a_trace(start, caplog: pytest.LogCaptureFixture) -> None:
     """What an application's collector raises ends as a plain 500 and in the log, not in the body."""
-    from prometheus_client import CollectorRegistry
 
     class Broken:
         def describe(self):
@@ -286,7 +287,7 @@ def test_an_address_of_another_machine_is_a_clear_error(start) -> None:
 
 
 def test_concurrent_scrapes_are_complete(start, recorder) -> None:
-    """Eight scrapes at once, while hooks record, are each whole and without a line twice."""
+    """Four scrapes at once, while hooks record, are each whole and without a line twice."""
     telemetry = start(num_layers=12)
     done = threading.Event()
 
@@ -302,7 +303,7 @@ def test_concurrent_scrapes_are_complete(start, recorder) -> None:
     worker = threading.Thread(target=work)
     worker.start()
     try:
-        with ThreadPoolExecutor(8) as pool:
+        with ThreadPoolExecutor(endpoint.MAX_SCRAPES) as pool:
             texts = list(pool.map(scrape, [telemetry] * 24, [30] * 24))
     finally:
         done.set()
@@ -355,8 +356,9 @@ def test_a_silent_client_is_disconnected(start, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_client_that_does_not_read_is_disconnected(start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client that asks and never reads costs one thread for the idle time, and no scrape of others."""
+    """A client that asks and never reads costs one thread for the time to send, and no scrape of others."""
     monkeypatch.setattr(endpoint, "IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(endpoint, "SEND_SECONDS", 0.5)
     telemetry = start(num_layers=200)
     with socket.socket() as deaf:
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
@@ -367,6 +369,127 @@ def test_a_client_that_does_not_read_is_disconnected(start, monkeypatch: pytest.
         while telemetry._endpoint._server._connections and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not telemetry._endpoint._server._connections
+
+
+def test_deaf_clients_on_every_connection_make_room(start) -> None:
+    """With each connection taken by a client that pipelines and never reads, health and scrape are answered."""
+    telemetry = start(num_layers=200)
+    server = telemetry._endpoint._server
+    deaf = []
+    try:
+        for _ in range(endpoint.MAX_CONNECTIONS):
+            client = socket.socket()
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+            client.connect(("127.0.0.1", telemetry.port))
+            client.sendall(b"GET / HTTP/1.1\r\n\r\n" * 20 + b"GET /metrics HTTP/1.1\r\n\r\n" * 1000)
+            deaf.append(client)
+        deadline = time.monotonic() + 20
+        while any(not each.answering for each in list(server._connections)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert endpoint.MAX_CONNECTIONS <= len(server._connections)
+        begin = time.monotonic()
+        assert 200 == fetch(f"{telemetry.url}/-/healthy")[0]
+        assert 3 > time.monotonic() - begin
+    finally:
+        for client in deaf:
+            client.close()
+    assert endpoint.MAX_CONNECTIONS >= len(server._connections)
+
+
+def test_a_client_that_reads_byte_by_byte_is_disconnected(start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that takes a little of its answer all the time has no more time for it than one that takes nothing."""
+    monkeypatch.setattr(endpoint, "SEND_SECONDS", 0.5)
+    telemetry = start(num_layers=1000)
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        slow.connect(("127.0.0.1", telemetry.port))
+        slow.sendall(b"GET /metrics HTTP/1.1\r\n\r\n" * 50)
+        deadline = time.monotonic() + 20
+        connected = True
+        while connected and time.monotonic() < deadline:
+            try:
+                slow.recv(256)
+            except OSError:
+                break
+            time.sleep(0.01)
+            connected = bool(telemetry._endpoint._server._connections)
+        assert not telemetry._endpoint._server._connections
+
+
+def test_a_connection_has_a_bounded_number_of_answers(start) -> None:
+    """Of two hundred pipelined requests a hundred are answered, the last of them with Connection: close."""
+    answers = raw(start().port, b"GET /-/healthy HTTP/1.1\r\n\r\n" * 200)
+    assert endpoint.MAX_REQUESTS == answers.count(b"HTTP/1.1 200 ")
+    assert 1 == answers.count(b"Connection: close\r\n")
+
+
+@pytest.mark.parametrize("header", [b"Content-Length: 35", b"Transfer-Encoding: chunked"])
+def test_a_body_is_not_the_next_request(header: bytes, start) -> None:
+    """A GET that has a body is answered, and its body is not."""
+    answer = raw(
+        start().port, b"GET /nope HTTP/1.1\r\n" + header + b"\r\n\r\nGET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n"
+    )
+    assert 1 == answer.count(b"HTTP/1.1 ")
+    assert b"healthy" not in answer
+    assert b"Connection: close\r\n" in answer
+
+
+class Hanging:
+    """A collector of an application that hangs until it is told to leave."""
+
+    def __init__(self) -> None:
+        self.entered, self.leave = threading.Semaphore(0), threading.Event()
+
+    def describe(self):
+        return []
+
+    def collect(self):
+        self.entered.release()
+        self.leave.wait(20)
+        return []
+
+
+def test_more_scrapes_than_four_are_refused_at_once(start) -> None:
+    """While four scrapes hang a fifth gets 503, and health and page are answered; behind them there is room again."""
+    hanging, registry = Hanging(), CollectorRegistry()
+    registry.register(hanging)
+    telemetry = start(registry=registry)
+    with ThreadPoolExecutor(endpoint.MAX_SCRAPES) as pool:
+        try:
+            waiting = [pool.submit(scrape, telemetry, 30) for _ in range(endpoint.MAX_SCRAPES)]
+            for _ in waiting:
+                assert hanging.entered.acquire(timeout=10)
+            begin = time.monotonic()
+            assert (503, b"too many scrapes at a time\n") == fetch(f"{telemetry.url}/metrics")[::2]
+            assert [200, 200] == [fetch(telemetry.url + path)[0] for path in ("/-/healthy", "/")]
+            assert 3 > time.monotonic() - begin
+        finally:
+            hanging.leave.set()
+        assert all("moe_run_info" in each.result() for each in waiting)
+    assert scrape(telemetry)
+
+
+def test_a_scrape_does_not_wait_for_ever_for_its_turn(start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a scrape that hangs in an application's callback another one gets 503 when its time is over."""
+    monkeypatch.setattr(readers, "TURN_SECONDS", 0.2)
+    entered, leave = threading.Event(), threading.Event()
+
+    def callback(_: object) -> list:
+        entered.set()
+        leave.wait(20)
+        return []
+
+    provider = MeterProvider()
+    provider.get_meter("app").create_observable_gauge("app.gauge", [callback])
+    telemetry = start(meter_provider=provider, port=0)
+    first = threading.Thread(target=fetch, args=(f"{telemetry.url}/metrics",))
+    first.start()
+    try:
+        assert entered.wait(10)
+        assert 503 == fetch(f"{telemetry.url}/metrics")[0]
+    finally:
+        leave.set()
+        first.join(10)
 
 
 def test_a_connection_is_kept_for_the_next_scrape(start, recorder) -> None:
@@ -456,8 +579,9 @@ def test_tls_demands_the_clients_certificate(certificates: Path, start) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tls_cert": "/no/such.pem"}, r"cannot serve metrics over TLS: .*No such file"),
-        ({"tls_cert": __file__}, r"cannot serve metrics over TLS: "),
+        ({"tls_cert": "/no/such.pem"}, r"cannot serve metrics over TLS: .*No such file.*'/no/such.pem'"),
+        ({"tls_cert": __file__, "tls_key": "/no/key"}, r"cannot serve metrics over TLS: .*No such file.*'/no/key'"),
+        ({"tls_cert": __file__}, r"cannot serve metrics over TLS: .*test_endpoint.py: "),
         ({"tls_key": "key.pem"}, r"tls_key and tls_client_ca need tls_cert"),
         ({"tls_client_ca": "ca.pem"}, r"tls_key and tls_client_ca need tls_cert"),
     ],

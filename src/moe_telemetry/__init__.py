@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .hooks import Phase, Recorder, recorder
-from .processes import warn_if_spawned
+from .processes import warn_if_spawned as _warn_if_spawned
 from .settings import ConfigurationError
 from .version import __version__
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ConfigurationError", "Phase", "Recorder", "Telemetry", "__version__", "recorder", "report", "start"]
 
-warn_if_spawned()
+_warn_if_spawned()
 
 
 def __getattr__(name: str) -> Any:
@@ -38,3 +38,7 @@ def __getattr__(name: str) -> Any:
             f"moe_telemetry.{name} needs {missing}, which is not installed: pip install moe-telemetry"
         ) from error
     return getattr(telemetry, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

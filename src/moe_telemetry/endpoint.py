@@ -21,6 +21,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -33,15 +34,25 @@ logger = logging.getLogger("moe_telemetry")
 
 IDLE_SECONDS = 15.0
 """A connection that is silent for so long is closed, so that it cannot hold a thread."""
+SEND_SECONDS = 5.0
+"""A client has so long to take an answer."""
 MAX_CONNECTIONS = 32
-"""One more, and the connection that has been silent longest makes room."""
-FINISH_SECONDS = 5.0
+"""One more, and the connection that has been silent longest makes room, or the one that is sent to longest."""
+MAX_REQUESTS = 100
+"""Answers on one connection, behind which it is closed: a client that pipelines cannot hold it."""
+MAX_SCRAPES = 4
+"""Scrapes that run or wait at a time; a further one is refused at once, so that the other paths stay reachable."""
+FINISH_SECONDS = 3.0
 """How long `close` lets answers in progress finish."""
+CHUNK = 65_536
+"""Bytes sent at a time, each in what is left of SEND_SECONDS: TLS knows no deadline of more than one write."""
 GZIP_LEVEL = 1
 """Prometheus asks for gzip each time; the default level costs several times the rendering."""
 
 Snapshot = Callable[[], dict[str, Any]]
 Reply = tuple[HTTPStatus, str, bytes]
+
+_BUSY: Reply = (HTTPStatus.SERVICE_UNAVAILABLE, "text/plain; charset=utf-8", b"too many scrapes at a time\n")
 
 
 class Endpoint:
@@ -75,12 +86,26 @@ class Endpoint:
         return True
 
     def close(self) -> None:
-        """Free the port, let answers in progress finish, and end every connection."""
-        if self._thread.is_alive():
-            self._server.shutdown()
-            self._thread.join(timeout=FINISH_SECONDS)
-        self._server.server_close()
-        self._server.end_connections(FINISH_SECONDS)
+        """Free the port, let answers in progress finish, and end every connection.
+
+        Called in a thread of ours, by a finalizer say, it does not wait for that thread.
+        """
+        try:
+            if threading.current_thread() is self._thread:
+                with suppress(RuntimeError):  # no thread starts while the interpreter ends, and this one ends with it
+                    threading.Thread(target=self._server.shutdown, name="moe-telemetry-stop", daemon=True).start()
+            elif self._thread.is_alive():
+                self._server.shutdown()
+                self._thread.join(timeout=FINISH_SECONDS)
+        finally:
+            try:
+                self._server.server_close()
+            finally:
+                self._server.end_connections(0 if self.in_own_thread() else FINISH_SECONDS)
+
+    def in_own_thread(self) -> bool:
+        """Whether the current thread is the server's or one of its connections'."""
+        return threading.current_thread() is self._thread or self._server.in_connection()
 
     def abandon(self) -> None:
         """In a forked child: close the inherited sockets, or the port stays taken when the parent ends."""
@@ -99,11 +124,16 @@ def abandon_all() -> None:
 
 
 class _Connection:
-    """One client. `socket` becomes the TLS one behind the handshake; `answering` while a reply is made and sent."""
+    """One client. `socket` becomes the TLS one behind the handshake; `answering` while a reply is made and sent.
+
+    `sending`: since when one is sent.
+    """
 
     def __init__(self, request: socket.socket) -> None:
         self.socket = request
         self.answering = False
+        self.sending: float | None = None
+        self.thread: int | None = None
         self.since = time.monotonic()
 
     def cut(self) -> None:
@@ -128,6 +158,7 @@ class _Server(HTTPServer):
         self.closing = False
         self._connections: set[_Connection] = set()
         self._changed = threading.Condition()
+        self.scrapes = threading.Semaphore(MAX_SCRAPES)
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
@@ -166,16 +197,26 @@ class _Server(HTTPServer):
     def _admit(self, connection: _Connection) -> bool:
         with self._changed:
             if len(self._connections) >= MAX_CONNECTIONS:
-                silent = [known for known in self._connections if not known.answering]
-                if not silent:
+                oldest = self._dispensable()
+                if oldest is None:
                     return False
-                oldest = min(silent, key=lambda known: known.since)
                 oldest.cut()
                 self._connections.discard(oldest)
+            if self.closing:
+                return False
             self._connections.add(connection)
             return True
 
+    def _dispensable(self) -> _Connection | None:
+        """The one that is silent longest, or else sent to longest; an answer that is being made is waited for."""
+        known = list(self._connections)
+        if silent := [each for each in known if not each.answering]:
+            return min(silent, key=lambda each: each.since)
+        sending = [(each.sending, number) for number, each in enumerate(known) if each.sending is not None]
+        return known[min(sending)[1]] if sending else None
+
     def _serve(self, connection: _Connection, client_address: Any) -> None:
+        connection.thread = threading.get_ident()
         try:
             connection.socket.settimeout(IDLE_SECONDS)
             if self.tls is not None:
@@ -199,12 +240,17 @@ class _Server(HTTPServer):
         """End the silent ones, or a client that keeps its connection would be served past the end; then the others."""
         with self._changed:
             self.closing = True
-            for connection in self._connections:
+            for connection in list(self._connections):
                 if not connection.answering:
                     connection.cut()
             self._changed.wait_for(lambda: not self._connections, seconds)
-            for connection in self._connections:
-                connection.cut()
+            for connection in list(self._connections):
+                if connection.thread != threading.get_ident():
+                    connection.cut()
+
+    def in_connection(self) -> bool:
+        """Whether the current thread serves a connection."""
+        return any(connection.thread == threading.get_ident() for connection in list(self._connections))
 
     def abandon_connections(self) -> None:
         """In a forked child: close what is the parent's, without the lock, which may be held here for ever."""
@@ -222,6 +268,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def __init__(self, connection: _Connection, client_address: Any, server: _Server) -> None:
         self._state = connection
+        self._answered = 0
         super().__init__(connection.socket, client_address, server)
 
     def do_GET(self) -> None:
@@ -239,6 +286,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, with_body: bool) -> None:
         begin = time.monotonic()
         self._state.answering = True
+        self._answered += 1
+        if self._answered >= MAX_REQUESTS or self._has_body():
+            self.close_connection = True
         try:
             try:
                 reply = self._route()
@@ -254,6 +304,10 @@ class _Handler(BaseHTTPRequestHandler):
             if self.server.closing:
                 self.close_connection = True
 
+    def _has_body(self) -> bool:
+        """Whether a body follows, which nobody reads and which must not be taken for the next request."""
+        return self.headers.get("Content-Length", "0").strip() != "0" or "Transfer-Encoding" in self.headers
+
     def _asked(self) -> str:
         """The path asked for, without the query; also of an absolute URI, which a proxy sends."""
         try:
@@ -264,8 +318,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _route(self) -> Reply:
         path = self._asked()
         if path == "/metrics":
-            encode, content_type = _encoder(self.headers.get("Accept", ""))
-            return HTTPStatus.OK, content_type, encode(self.server.registry)
+            return self._scrape()
         if path == "/-/healthy":
             return HTTPStatus.OK, "text/plain; charset=utf-8", b"moe_telemetry is healthy\n"
         if path == "/snapshot":
@@ -273,6 +326,17 @@ class _Handler(BaseHTTPRequestHandler):
         if path == "/":
             return HTTPStatus.OK, "text/html; charset=utf-8", _page(self.server.snapshot()).encode()
         return HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", b"not here; see /\n"
+
+    def _scrape(self) -> Reply:
+        if not self.server.scrapes.acquire(blocking=False):
+            return _BUSY
+        try:
+            encode, content_type = _encoder(self.headers.get("Accept", ""))
+            return HTTPStatus.OK, content_type, encode(self.server.registry)
+        except TimeoutError:  # its turn did not come
+            return _BUSY
+        finally:
+            self.server.scrapes.release()
 
     def _send(self, reply: Reply, with_body: bool = True, allow: bool = False) -> None:
         status, content_type, body = reply
@@ -285,9 +349,21 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", content_type)
         self.send_header("Vary", "Accept, Accept-Encoding")
         self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if with_body:
-            self.wfile.write(body)
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self._state.sending = begin = time.monotonic()
+        try:
+            self.connection.settimeout(SEND_SECONDS)
+            self.end_headers()
+            for start in range(0, len(body) if with_body else 0, CHUNK):
+                left = begin + SEND_SECONDS - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError("the client takes too long")
+                self.connection.settimeout(left)
+                self.wfile.write(body[start : start + CHUNK])
+            self.connection.settimeout(IDLE_SECONDS)
+        finally:
+            self._state.sending = None
 
     def log_message(self, format: str, *args: Any) -> None:
         logger.debug(format, *args)
@@ -336,12 +412,19 @@ def _bind(registry: CollectorRegistry, snapshot: Snapshot, host: str, port: int)
 def tls_context(cert: str, key: str | None, client_ca: str | None) -> ssl.SSLContext:
     """A server context; with `client_ca` clients must show a certificate signed by it."""
     try:
+        for path in (cert, key, client_ca):
+            if path is not None:
+                Path(path).open("rb").close()  # whose error names the path, unlike OpenSSL's
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        at = cert if key is None else f"{cert} and {key}"
         context.load_cert_chain(cert, key)
         if client_ca is not None:
+            at = client_ca
             context.load_verify_locations(client_ca)
             context.verify_mode = ssl.CERT_REQUIRED
-    except (OSError, ssl.SSLError) as error:
+    except ssl.SSLError as error:
+        raise ConfigurationError(f"cannot serve metrics over TLS: {at}: {error}") from None
+    except OSError as error:
         raise ConfigurationError(f"cannot serve metrics over TLS: {error}") from None
     return context
 

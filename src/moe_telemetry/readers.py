@@ -12,6 +12,7 @@ from typing import Any
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.sdk.metrics import Counter as CounterInstrument
 from opentelemetry.sdk.metrics import Histogram as HistogramInstrument
+from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import (
     AggregationTemporality,
     Histogram,
@@ -20,6 +21,7 @@ from opentelemetry.sdk.metrics.export import (
     MetricReader,
     MetricsData,
     PeriodicExportingMetricReader,
+    ResourceMetrics,
     ScopeMetrics,
     Sum,
 )
@@ -32,10 +34,12 @@ from . import catalog
 from .catalog import UNIT_SUFFIX, Kind
 from .collection import CUMULATIVE, Source, Stream, Temporality
 from .exposition import Exposition
-from .settings import printable
+from .settings import ConfigurationError, printable
 from .snapshot import run_info
 
 SCOPE = "moe_telemetry"
+TURN_SECONDS = 10.0
+"""How long a scrape waits for its turn: one waits for an application's callbacks, which may hang."""
 _TARGET_KEYS = (
     "service.name",
     "service.namespace",
@@ -60,12 +64,17 @@ class Appender:
         """`data` with our points; where an application uses one of our names, its metric stays and ours goes."""
         if not self._source.alive or not data.resource_metrics:
             return data
-        foreign, taken = without_ours(data)
+        taken = taken_names(data)
         ours = [metric for metric in self._stream.metrics() if self.free(catalog.BY_NAME[metric.name], taken)]
         own = InstrumentationScope(SCOPE, self._source.store.identity.version)
-        first, *others = foreign.resource_metrics
+        first, *others = data.resource_metrics
         scopes = [*first.scope_metrics, ScopeMetrics(scope=own, metrics=ours, schema_url="")]
         return MetricsData(resource_metrics=[replace(first, scope_metrics=scopes), *others])
+
+    @property
+    def alive(self) -> bool:
+        """False in a forked child."""
+        return self._source.alive
 
     def free(self, metric: catalog.Metric, taken: set[str]) -> bool:
         """Whether no foreign metric has a name of ours; counted once a metric where one has."""
@@ -77,19 +86,12 @@ class Appender:
         return False
 
 
-def without_ours(data: MetricsData) -> tuple[MetricsData, set[str]]:
-    """An application's metrics, and the names they take in an exposition.
-
-    What the SDK collected under our name only made it collect at all; the run info is among our points, too.
-    """
+def taken_names(data: MetricsData) -> set[str]:
+    """The names that an application's metrics take in an exposition."""
     taken: set[str] = set()
-    resources = []
-    for resource in data.resource_metrics:
-        scopes = [scope for scope in resource.scope_metrics if scope.scope.name != SCOPE]
-        for metric in (metric for scope in scopes for metric in scope.metrics):
-            taken.update(_exposed(metric.name, metric.unit or "", _kind(metric)))
-        resources.append(replace(resource, scope_metrics=scopes))
-    return MetricsData(resource_metrics=resources), taken
+    for metric in (each for resource in data.resource_metrics for s in resource.scope_metrics for each in s.metrics):
+        taken.update(_exposed(metric.name, metric.unit or "", _kind(metric)))
+    return taken
 
 
 def _kind(metric: Metric) -> Kind:
@@ -104,13 +106,22 @@ def _exposed(name: str, unit: str, kind: Kind) -> tuple[str, ...]:
     base = re.sub(r"[^a-zA-Z0-9:]+", "_", name)
     if kind is Kind.COUNTER:
         base = base.removesuffix("_total")
-    suffix = UNIT_SUFFIX.get(unit, "")
+    suffix = _unit_suffix(unit)
     base = base if base.endswith(suffix) else base + suffix
     if kind is Kind.COUNTER:
         return base, f"{base}_total"
     if kind is Kind.HISTOGRAM:
         return base, f"{base}_bucket", f"{base}_count", f"{base}_sum"
     return (base,)
+
+
+def _unit_suffix(unit: str) -> str:
+    """What the exporter appends for a unit: without annotations, in words or in UCUM's letters."""
+    plain = re.sub(r"{.*}", "", unit)
+    if plain in UNIT_SUFFIX:
+        return UNIT_SUFFIX[plain]
+    word = re.sub(r"[^a-zA-Z0-9:]+", "_", plain).strip("_")
+    return f"_{word}" if word not in ("", "1") else ""
 
 
 def _temporality(reader: MetricReader) -> Temporality:
@@ -137,6 +148,10 @@ class PrometheusReader(PrometheusMetricReader):
         self._target: dict[str, str] = {}
         self._ours: list[PrometheusFamily] = []
         inner = CollectorRegistry(auto_describe=False)
+        holder = _registries.setdefault(registry, self)
+        if holder is not self and holder._source.alive:
+            raise ConfigurationError("registry is used by a running telemetry: stop that, or give each its own")
+        _registries[registry] = self
         super().__init__(disable_target_info=True, scope_info_enabled=False, registry=inner)
         self._outer = registry
         self._exposed = _Collector(self, inner)
@@ -147,23 +162,38 @@ class PrometheusReader(PrometheusMetricReader):
         for key in _TARGET_KEYS:
             if key in attributes:
                 self._target[key.replace(".", "_")] = printable(str(attributes[key]))
-        foreign, taken = without_ours(metrics_data)
+        taken = taken_names(metrics_data)
         families = [run_info(self._source.store), *self._source.families()]
         self._ours = [self._exposition.family(each) for each in families if self._appender.free(each.metric, taken)]
-        super()._receive_metrics(foreign, timeout_millis, **kwargs)
+        super()._receive_metrics(metrics_data, timeout_millis, **kwargs)
 
     def families(self, foreign: list[PrometheusFamily]) -> list[PrometheusFamily]:
         """The target's metadata, an application's families and ours of the collection just made."""
         ours, self._ours = self._ours, []
-        if any(family.name in ("target", "target_info") for family in foreign):  # an application's own instrument
+        own = any(family.name in ("target", "target_info") for family in foreign)  # an application's instrument
+        if own or _has_target(self._outer):
             return [*foreign, *ours]
         return [InfoMetricFamily("target", "Target metadata", value=dict(self._target)), *foreign, *ours]
 
     def shutdown(self, timeout_millis: float = 30_000, **kwargs: Any) -> None:
         """Leave the registry. A second call does nothing: both the application's provider and we may make it."""
+        if _registries.get(self._outer) is self:
+            del _registries[self._outer]
         with suppress(KeyError):
             self._outer.unregister(self._exposed)
             super().shutdown(timeout_millis, **kwargs)
+
+
+_registries: dict[CollectorRegistry, PrometheusReader] = {}
+"""Which reader exposes on a registry: a second one would show every name twice."""
+
+
+def _has_target(registry: CollectorRegistry) -> bool:
+    """Whether an application's registry shows a target_info: of its own, a collector's or an OpenTelemetry reader's."""
+    collectors = list(getattr(registry, "_collector_to_names", ()))
+    return "target_info" in getattr(registry, "_names_to_collectors", ()) or any(
+        getattr(collector, "_disable_target_info", None) is False for collector in collectors
+    )
 
 
 class _Collector:
@@ -186,8 +216,12 @@ class _Collector:
         """The families now."""
         if not self._reader._source.alive:
             return []
-        with self._scrape:
+        if not self._scrape.acquire(timeout=TURN_SECONDS):
+            raise TimeoutError("another scrape did not end")
+        try:
             return self._reader.families(list(self._inner.collect()))
+        finally:
+            self._scrape.release()
 
 
 class PushReader(PeriodicExportingMetricReader):
@@ -221,11 +255,11 @@ class _Wrapped:
 _wrapped: dict[MetricReader, _Wrapped] = {}
 
 
-def wrap(reader: MetricReader, source: Source) -> Callable[[], None]:
+def wrap(reader: MetricReader, source: Source, provider: MeterProvider) -> Callable[[], None]:
     """Give an application's own reader our points; the function returned undoes it, in whatever order."""
     wrapped = _wrapped.get(reader)
     if wrapped is None:
-        wrapped = _wrapped[reader] = _redirect(reader)
+        wrapped = _wrapped[reader] = _redirect(reader, provider)
     appender = Appender(source, _temporality(reader))
     wrapped.appenders.append(appender)
 
@@ -238,7 +272,7 @@ def wrap(reader: MetricReader, source: Source) -> Callable[[], None]:
     return unwrap
 
 
-def _redirect(reader: MetricReader) -> _Wrapped:
+def _redirect(reader: MetricReader, provider: MeterProvider) -> _Wrapped:
     before = vars(reader).get("_receive_metrics")
     receive = reader._receive_metrics
     appenders: list[Appender] = []
@@ -247,7 +281,10 @@ def _redirect(reader: MetricReader) -> _Wrapped:
         latest = appenders[-1:]
         receive(latest[0].appended(metrics_data) if latest else metrics_data, *args, **kwargs)
 
+    forget = always_collect(reader, provider, lambda: bool(appenders) and appenders[-1].alive)
+
     def restore() -> None:
+        forget()
         if vars(reader).get("_receive_metrics") is receive_appended:
             del reader._receive_metrics
             if before is not None:
@@ -255,3 +292,26 @@ def _redirect(reader: MetricReader) -> _Wrapped:
 
     reader._receive_metrics = receive_appended  # type: ignore[method-assign]
     return _Wrapped(restore, appenders)
+
+
+def always_collect(reader: MetricReader, provider: MeterProvider, wanted: Callable[[], bool]) -> Callable[[], None]:
+    """Let a reader receive data, for us to add to, also where the SDK has none; the function returned undoes it.
+
+    The SDK collects nothing while no instrument has a value, and where a View drops them all.
+    """
+    collect: Any = reader._collect
+
+    def collect_something(*args: Any, **kwargs: Any) -> Any:
+        data = None if collect is None else collect(*args, **kwargs)
+        if data is not None or not wanted():
+            return data
+        resource = provider._sdk_config.resource
+        return MetricsData([ResourceMetrics(resource, [], resource.schema_url)])
+
+    reader._set_collect_callback(collect_something)
+
+    def restore() -> None:
+        if reader._collect is collect_something:
+            reader._set_collect_callback(collect)
+
+    return restore

@@ -5,16 +5,20 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
 from . import hooks
 from .hooks import HOOKS, Recorder
 from .live import LiveRecorder, ThreadedRecorder
+from .settings import ConfigurationError
 from .store import Store
 
 _lock = threading.RLock()
 """Re-entrant: a signal handler may call a hook while its thread is in one."""
+_feeding = threading.RLock()
+"""Held while `_feeds` and what its recorders write to change together; re-entrant for the same reason."""
 
 
 def _locked(name: str) -> Callable[..., None]:
@@ -71,6 +75,60 @@ def detach(recorder: Recorder) -> None:
     _tell_followers(recorder)
 
 
+@dataclass(frozen=True, eq=False)
+class _Feed:
+    recorder: Recorder
+    store: Store
+    locked: bool | None
+
+
+_feeds: list[_Feed] = []
+"""Whoever wants to be written to, the latest last: a recorder writes to the last one that has it."""
+
+
+def check(recorder: object) -> None:
+    """ConfigurationError for what is no recorder, or of a class of its own, which cannot be swapped."""
+    if type(recorder) not in (Recorder, LiveRecorder, ThreadedRecorder, LockedRecorder):
+        raise ConfigurationError(f"recorder must be a moe_telemetry.Recorder itself, not {type(recorder).__name__}")
+
+
+def feed(recorder: Recorder, store: Store, locked: bool | None = None) -> Callable[[], None]:
+    """Let the recorder write to `store` until the function returned is called.
+
+    Then it goes on writing to the latest store that is still to be fed, if it wrote to this one; or is off.
+    """
+    check(recorder)
+    this = _Feed(recorder, store, locked)
+    with _feeding:
+        attach(recorder, store, locked)
+        _feeds.append(this)
+
+    def end() -> None:
+        with _feeding:
+            if this not in _feeds:
+                return
+            before = _latest(recorder)
+            _feeds.remove(this)
+            latest = _latest(recorder)
+            if latest is None:
+                detach(recorder)
+            elif before is this:
+                attach(recorder, latest.store, latest.locked)
+
+    return end
+
+
+def _latest(recorder: Recorder) -> _Feed | None:
+    return next((feed for feed in reversed(_feeds) if feed.recorder is recorder), None)
+
+
+def abandon() -> None:
+    """In a forked child: nothing is fed any more."""
+    for each in _feeds:
+        detach(each.recorder)
+    _feeds.clear()
+
+
 _followers: list[Callable[[Store | None], None]] = []
 
 
@@ -90,7 +148,7 @@ def _store_of(recorder: Recorder) -> Store | None:
     return None if type(recorder) is Recorder else recorder._store
 
 
-def renew_lock() -> None:
-    """In a forked child: the lock may have been held by a thread that does not exist here."""
-    global _lock  # noqa: PLW0603
-    _lock = threading.RLock()
+def renew_locks() -> None:
+    """In a forked child: the locks may have been held by a thread that does not exist here."""
+    global _lock, _feeding
+    _lock, _feeding = threading.RLock(), threading.RLock()

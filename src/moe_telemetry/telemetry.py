@@ -4,33 +4,33 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import os
 import socket
 import ssl
 import threading
 import time
 import uuid
-import weakref
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import datetime, timezone
 from functools import partial
+from numbers import Real
 from types import TracebackType
 from typing import Any
 
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
-from opentelemetry.metrics import CallbackOptions, Observation
 from opentelemetry.sdk.metrics import AlwaysOffExemplarFilter, MeterProvider
-from opentelemetry.sdk.metrics.export import MetricReader
+from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
 from prometheus_client import CollectorRegistry
 
-from . import catalog, hooks, processes, recording, snapshot
+from . import hooks, processes, recording, snapshot
 from .collection import Source
 from .endpoint import Endpoint, abandon_all, tls_context
 from .hooks import Recorder
 from .otlp import otlp_reader
-from .readers import SCOPE, PrometheusReader, PushReader, wrap
+from .readers import SCOPE, PrometheusReader, PushReader, always_collect, wrap
 from .settings import ConfigurationError, Settings, resolve
 from .store import Identity, Store
 from .version import __version__
@@ -38,11 +38,13 @@ from .version import __version__
 logger = logging.getLogger("moe_telemetry")
 
 _live: list[Telemetry] = []
-"""Running telemetries, the latest last; a recorder feeds the last one that has it."""
+"""Running telemetries, the latest last."""
 _switching = threading.RLock()
 """Held while `_live` and what recorders feed change together; re-entrant, since a signal handler may stop too."""
 EXPORT_SECONDS = 3.0
-"""How long stopping waits for a last export to a receiver that may be unreachable."""
+"""How long stopping waits for last exports to receivers that may be unreachable, and for an application's callbacks."""
+LEAST_SECONDS = 1.0
+"""How long it waits for them where answers in progress have taken that time already."""
 
 
 class Telemetry:
@@ -60,6 +62,9 @@ class Telemetry:
         self._endpoint: Endpoint | None = None
         self._readers: list[MetricReader] = []
         self._undo: list[Callable[[], object]] = []
+        self._endings: list[Callable[[], object]] = []
+        self._end_feed: Callable[[], None] | None = None
+        self._unwound = 0.0
         # Taken once and never given back: stop() never waits for it, not in a signal handler nor a forked child.
         self._stop_once = threading.Lock()
         self._pid = os.getpid()
@@ -72,23 +77,83 @@ class Telemetry:
         """Turn the hooks off, then the endpoint and the readers; a second call does nothing.
 
         With `linger` the endpoint keeps serving the final totals until one more scrape, at most `linger` seconds.
+        An application's push readers export once more before they lose our points. What does not come to an end
+        within EXPORT_SECONDS, like an application's callback that hangs, is left to a thread and logged.
+
+        Raises:
+            ConfigurationError, TypeError: `linger` is no number of seconds. Nothing has changed then.
         """
+        if not isinstance(linger, Real):
+            raise TypeError(f"linger must be a number of seconds, not {type(linger).__name__}")
+        if not 0 <= linger < math.inf:
+            raise ConfigurationError(f"linger must be finite and not negative, not {linger}")
         if self._source is None or os.getpid() != self._pid or not self._stop_once.acquire(blocking=False):
             return
+        try:
+            self._silence()
+            self._store.ended = True  # a pass cut off here would age in every later snapshot
+            if self._endpoint is not None and linger > 0 and not self._endpoint.in_own_thread():
+                self._endpoint.wait_for_scrape(float(linger))
+        finally:
+            self._unwind()
+
+    def _record(self) -> None:
         with _switching:
-            _live.remove(self)
-            _feed(self._recorder)
-        self._store.ended = True  # a pass cut off here would age in every later snapshot
-        if self._endpoint is not None and linger > 0:
-            self._endpoint.wait_for_scrape(linger)
-        self._unwind()
+            self._undo.append(self._silence)
+            self._end_feed = recording.feed(self._recorder, self._store)
+            _live.append(self)
+            processes.mark(running=True)
+
+    def _silence(self) -> None:
+        with _switching:
+            if self._end_feed is not None:
+                self._end_feed()
+                self._end_feed = None
+            if self in _live:
+                _live.remove(self)
+            processes.mark(running=bool(_live))
 
     def _unwind(self) -> None:
+        """Undo every step, whatever one of them raises; what is no Exception goes on to the caller behind the last."""
+        interrupt: BaseException | None = None
+        self._unwound = time.monotonic()
         while self._undo:
             try:
-                self._undo.pop()()
-            except Exception:
-                logger.warning("telemetry did not stop cleanly", exc_info=True)
+                _logged(self._undo.pop())
+            except BaseException as error:
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
+
+    def _end_readers(self) -> None:
+        """Run what may wait for others side by side, until EXPORT_SECONDS behind the first step."""
+        threads = []
+        steps, self._endings = self._endings, []
+        for step in steps:
+            thread = threading.Thread(target=_logged, args=(step,), name="moe-telemetry-stop", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # an interpreter that ends starts no threads any more
+                _logged(step)
+            else:
+                threads.append(thread)
+        now = time.monotonic()
+        deadline = max(self._unwound + EXPORT_SECONDS + 0.5, now + LEAST_SECONDS)  # behind the exporters' own deadline
+        if self._in_own_thread():
+            deadline = now  # it may hold what they wait for
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if deadline > now and any(thread.is_alive() for thread in threads):
+            logger.warning(
+                "telemetry is stopped, but a last export or an application's callback is not done within %.0f s: "
+                "a thread waits for it",
+                EXPORT_SECONDS,
+            )
+
+    def _in_own_thread(self) -> bool:
+        """Whether a finalizer stops us in a thread that stopping would wait for."""
+        pushing = [getattr(reader, "_daemon_thread", None) for reader in self._readers]
+        return threading.current_thread() in pushing or (self._endpoint is not None and self._endpoint.in_own_thread())
 
     def __enter__(self) -> Telemetry:
         return self
@@ -130,9 +195,10 @@ def start(
         layers: "all", or "off" to drop the label `layer` (MOE_TELEMETRY_LAYERS).
         otlp: also push over OTLP (extra `otlp`; OTEL_METRICS_EXPORTER=otlp does the same). The exporter takes its
             endpoint, protocol and interval from OpenTelemetry's variables.
-        registry: a prometheus_client registry to expose, with what it holds already; an own one by default.
+        registry: a prometheus_client registry to expose, with what it holds already; an own one by default. One
+            telemetry at a time can have it.
         meter_provider: an application's SDK provider. Its readers then export our points too, and our endpoint
-            its instruments (synchronous ones from now on). The environment adds no OTLP reader to it, and no
+            its instruments (synchronous ones from now on); its views change nothing about our points. The environment adds no OTLP reader to it, and no
             endpoint is opened where it has a Prometheus reader, unless `host` or `port` is given.
         decode_seq_max: a forward of at most so many tokens is decode where the phase is not named, 8 by default
             (MOE_TELEMETRY_DECODE_SEQ_MAX).
@@ -146,8 +212,7 @@ def start(
     Raises:
         ConfigurationError: a bad argument or variable, a taken port, a missing package. Nothing has changed then.
     """
-    if not isinstance(recorder, Recorder):
-        raise ConfigurationError(f"recorder must be a moe_telemetry.Recorder, not {type(recorder).__name__}")
+    recording.check(recorder)
     if registry is not None and not isinstance(registry, CollectorRegistry):
         raise ConfigurationError(f"registry must be a prometheus_client registry, not {type(registry).__name__}")
     settings = resolve(
@@ -170,12 +235,10 @@ def start(
     telemetry = Telemetry(store, Source(store, settings.layers, process=meter_provider is None), recorder)
     try:
         _expose(telemetry, settings, registry, meter_provider, tls)
+        telemetry._record()
     except BaseException:
         telemetry._unwind()
         raise
-    with _switching:
-        _live.append(telemetry)
-        _feed(recorder)
     return telemetry
 
 
@@ -215,13 +278,15 @@ def _expose(
         endpoint = Endpoint(registry, telemetry.snapshot, settings.host, settings.port, tls)
         telemetry._endpoint = endpoint
         telemetry._undo.append(endpoint.close)
-    # Undone from the list's end, so behind the endpoint: no scrape sees the series gone.
     readers = telemetry._readers
     if settings.otlp or (settings.otlp_by_environment and provider is None):
         readers.append(otlp_reader(source))
-    if registry is not None:
+        telemetry._endings.append(partial(_shut_down, readers[-1]))
+    if registry is not None and not any(getattr(reader, "_registry", None) is registry for reader in foreign):
         readers.append(PrometheusReader(source, registry))
-    telemetry._undo[:0] = [partial(reader.shutdown, timeout_millis=EXPORT_SECONDS * 1e3) for reader in readers]
+        telemetry._endings.append(partial(_shut_down, readers[-1]))
+    # Undone from the list's end, so behind the endpoint: no scrape sees the series gone.
+    telemetry._undo.insert(0, telemetry._end_readers)
     if provider is None:
         provider = MeterProvider(
             readers,
@@ -231,14 +296,20 @@ def _expose(
         )
         telemetry._undo.insert(0, provider.shutdown)
     else:
-        telemetry._undo[:0] = [wrap(reader, source) for reader in foreign]
-        for reader in readers:
+        for reader in foreign:
+            telemetry._undo.insert(0, wrap(reader, source, provider))
+        for number, reader in enumerate(readers):
             provider.add_metric_reader(reader)
-            telemetry._undo.insert(0, partial(_remove_reader, provider, reader))
-    telemetry._undo.insert(0, _show_run(provider, source.store.identity))
+            telemetry._endings[number] = partial(_remove_reader, provider, reader)
+    for reader in readers:
+        always_collect(reader, provider, lambda: source.alive)
     if endpoint is not None:
         endpoint.serve()
         telemetry.url, telemetry.port = endpoint.url, endpoint.port
+    # Last, since a start that fails exports nothing.
+    telemetry._endings += [
+        partial(_flush, reader) for reader in foreign if isinstance(reader, PeriodicExportingMetricReader)
+    ]
 
 
 def _resource(settings: Settings, endpoint: Endpoint | None) -> Resource:
@@ -265,46 +336,33 @@ def _readers_of(provider: MeterProvider) -> list[MetricReader]:
     return [reader for reader in storages if not isinstance(reader, (PrometheusReader, PushReader))]
 
 
+def _shut_down(reader: MetricReader) -> None:
+    reader.shutdown(timeout_millis=EXPORT_SECONDS * 1e3)
+
+
 def _remove_reader(provider: MeterProvider, reader: MetricReader) -> None:
     """Take our reader out, shut down before: a reader that is out already has nothing to export any more."""
-    reader.shutdown(timeout_millis=EXPORT_SECONDS * 1e3)
+    _shut_down(reader)
+    # The SDK would wait for an application's callback that hangs while it holds a lock of all providers.
+    with getattr(getattr(provider, "_measurement_consumer", None), "_lock", nullcontext()):
+        pass
     provider.remove_metric_reader(reader)
 
 
-_shown: weakref.WeakKeyDictionary[MeterProvider, list[Identity]] = weakref.WeakKeyDictionary()
-"""What each provider's run info shows: an observable instrument cannot be taken back, only fall silent."""
+def _flush(reader: MetricReader) -> None:
+    """Let an application's reader export what it has, unless the application has shut it down."""
+    if not getattr(reader, "_shutdown", False):
+        reader.force_flush(timeout_millis=EXPORT_SECONDS * 1e3)
 
 
-def _show_run(provider: MeterProvider, identity: Identity) -> Callable[[], None]:
-    """Export the run info as an instrument of the SDK, without which it would collect nothing (design D2)."""
-    shown = _shown.get(provider)
-    if shown is None:
-        shown = _shown.setdefault(provider, [])
-        meter = provider.get_meter(SCOPE, identity.version)
-        meter.create_observable_gauge(
-            catalog.RUN_INFO.name, [partial(_observe_run, shown)], catalog.RUN_INFO.unit, catalog.RUN_INFO.help
-        )
-    shown.append(identity)
-    return partial(shown.remove, identity)
+# -- processes and exit ---------------------------------------------------------------------------------------
 
 
-def _observe_run(shown: list[Identity], _: CallbackOptions) -> Iterable[Observation]:
-    for identity in shown[-1:]:
-        values = (identity.model, identity.run, identity.runtime, identity.version)
-        yield Observation(1, dict(zip(catalog.RUN_INFO.keys, values, strict=True)))
-
-
-# -- the recorder, processes and exit -------------------------------------------------------------------------
-
-
-def _feed(recorder: Recorder) -> None:
-    """Let the recorder write to the latest telemetry that has it, or turn it off."""
-    current = [telemetry for telemetry in _live if telemetry._recorder is recorder]
-    if current:
-        recording.attach(recorder, current[-1]._store)
-    else:
-        recording.detach(recorder)
-    processes.mark(running=bool(_live))
+def _logged(step: Callable[[], object]) -> None:
+    try:
+        step()
+    except Exception:
+        logger.warning("telemetry did not stop cleanly", exc_info=True)
 
 
 def _collect_nothing(*_: object, **__: object) -> None:
@@ -315,15 +373,15 @@ def _after_fork_in_child() -> None:
     """Hooks become no-ops: counts of a child would reach nobody, and the parent's locks may be held here for ever."""
     global _switching  # noqa: PLW0603
     _switching = threading.RLock()
+    recording.renew_locks()
     abandon_all()
     if not _live:
         return
+    recording.abandon()
     for telemetry in _live:
-        recording.detach(telemetry._recorder)
         for reader in telemetry._readers:
             reader._set_collect_callback(_collect_nothing)  # type: ignore[arg-type]  # the SDK takes None
     _live.clear()
-    recording.renew_lock()
     processes.mark(running=False)
     # Not by logging: a handler's stream may have been locked by another thread of the parent.
     with suppress(OSError):

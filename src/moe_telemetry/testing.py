@@ -54,21 +54,16 @@ def capture(
 ) -> Iterator[Capture]:
     """Turn `recorder` on for a with-block, without provider, readers or endpoint.
 
-    `locked` chooses the variant of the hooks that free-threaded interpreters use. What the recorder did before,
-    it does again afterwards.
+    `locked` chooses the variant of the hooks that free-threaded interpreters use. Afterwards the recorder feeds
+    what was started last and still runs, before this block or in it, or is off.
     """
     settings = resolve(num_layers=num_layers, decode_seq_max=decode_seq_max, environ=_NO_ENVIRONMENT)
     store = Store(Identity("test", "test", "test", __version__), settings.decode_seq_max, settings.layer_ids)
-    before = recorder._store if type(recorder) is not Recorder else None
-    was_locked = isinstance(recorder, recording.LockedRecorder)
-    recording.attach(recorder, store, locked)
+    end = recording.feed(recorder, store, locked)
     try:
         yield Capture(store)
     finally:
-        if before is None:
-            recording.detach(recorder)
-        else:
-            recording.attach(recorder, before, was_locked)
+        end()
 
 
 _NO_ENVIRONMENT: Mapping[str, str] = {}
