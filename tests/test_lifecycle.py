@@ -19,9 +19,10 @@ from conftest import fetch, free_port, keep_alive, raw, samples, scrape, total
 from prometheus_client import CollectorRegistry, Counter
 
 import moe_telemetry as mt
-from moe_telemetry import ConfigurationError
+from moe_telemetry import ConfigurationError, recording
 from moe_telemetry import telemetry as module
 from moe_telemetry.endpoint import Endpoint
+from moe_telemetry.testing import capture
 
 
 def tokens(telemetry) -> float:
@@ -202,6 +203,66 @@ def test_starts_and_stops_in_many_threads(recorder) -> None:
     assert ([], mt.Recorder) == (module._live, type(recorder))
 
 
+def test_one_registry_for_one_telemetry_at_a_time(start, recorder) -> None:
+    """A second start on a registry in use is refused and changes nothing; behind the stop it is free."""
+    registry = CollectorRegistry()
+    first = start(registry=registry)
+    with pytest.raises(ConfigurationError, match="registry is used by a running telemetry"):
+        mt.start(port=0, registry=registry, recorder=recorder)
+    recorder.tokens(3)
+    assert 3 == tokens(first)
+    first.stop()
+    assert 0 == tokens(start(registry=registry))
+
+
+def test_a_recorder_of_a_class_of_its_own_is_refused(start, recorder) -> None:
+    """A subclass of Recorder cannot be swapped: one clear error, nothing left behind."""
+
+    class Own(mt.Recorder):
+        pass
+
+    threads = threading.active_count()
+    with pytest.raises(ConfigurationError, match=r"recorder must be a moe_telemetry\.Recorder itself, not Own"):
+        mt.start(port=0, recorder=Own())
+    with pytest.raises(ConfigurationError, match="not Own"), capture(recorder=Own()):
+        pass
+    assert (threads, []) == (threading.active_count(), module._live)
+
+
+def test_a_start_that_fails_at_the_recorder_leaves_nothing(recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failure while the recorder is turned on frees the port, and nothing counts as running."""
+    port = free_port()
+    monkeypatch.setattr(recording, "attach", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        mt.start(port=port, recorder=recorder)
+    with pytest.raises(ConnectionRefusedError):
+        raw(port, b"")
+    assert ([], []) == (module._live, recording._feeds)
+    assert "MOE_TELEMETRY_PARENT" not in os.environ
+
+
+def test_a_stop_inside_a_capture_leaves_the_capture_recording(start, recorder) -> None:
+    """start, capture, stop: the capture goes on, and behind it the recorder is off."""
+    telemetry = start()
+    with capture(recorder=recorder) as cap:
+        telemetry.stop()
+        recorder.tokens(3)
+    assert 3 == cap.total("moe.tokens")
+    assert mt.Recorder is type(recorder)
+
+
+def test_a_start_inside_a_capture_outlives_it(start, recorder) -> None:
+    """capture, start: the telemetry goes on recording when the block ends, and its stop turns the recorder off."""
+    with capture(recorder=recorder) as cap:
+        recorder.tokens(1)
+        telemetry = start()
+        recorder.tokens(20)
+    recorder.tokens(300)
+    assert (1, 320) == (cap.total("moe.tokens"), tokens(telemetry))
+    telemetry.stop()
+    assert mt.Recorder is type(recorder)
+
+
 # -- stop -----------------------------------------------------------------------------------------------------
 
 
@@ -283,6 +344,130 @@ def test_an_exception_inside_stop_stays_there(start, caplog: pytest.LogCaptureFi
     assert "telemetry did not stop cleanly" in caplog.text
     with pytest.raises(ConnectionRefusedError):
         raw(telemetry.port, b"")
+
+
+@pytest.mark.parametrize(
+    ("linger", "error"),
+    [
+        ("5", TypeError),
+        (None, TypeError),
+        (-1, ConfigurationError),
+        (float("nan"), ConfigurationError),
+        (float("inf"), ConfigurationError),
+    ],
+)
+def test_a_linger_that_is_none_changes_nothing(linger: object, error: type[Exception], start, recorder) -> None:
+    """A linger that is no number of seconds is refused, telemetry goes on, and can be stopped."""
+    telemetry = start()
+    with pytest.raises(error, match="linger must be "):
+        telemetry.stop(linger=linger)
+    recorder.tokens(2)
+    assert 2 == tokens(telemetry)
+    telemetry.stop()
+    with pytest.raises(ConnectionRefusedError):
+        raw(telemetry.port, b"")
+
+
+def test_a_linger_that_is_interrupted_stops_all_the_same(start, recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while stop() lingers frees port, threads and recorder, and goes on to the caller."""
+    threads = threading.active_count()
+    telemetry = start()
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Endpoint, "wait_for_scrape", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        telemetry.stop(linger=60)
+    with pytest.raises(ConnectionRefusedError):
+        raw(telemetry.port, b"")
+    assert (threads, [], mt.Recorder) == (threading.active_count(), module._live, type(recorder))
+
+
+def test_an_interrupt_inside_stop_skips_nothing(start) -> None:
+    """A step of stop() that is interrupted does not keep the others from being made."""
+    telemetry = start()
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    telemetry._undo.append(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        telemetry.stop()
+    with pytest.raises(ConnectionRefusedError):
+        raw(telemetry.port, b"")
+
+
+def test_an_interrupt_while_the_endpoint_closes_frees_the_port(start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while stop() waits for the accepting thread still closes the listening socket."""
+    telemetry = start()
+    shutdown = telemetry._endpoint._server.shutdown
+
+    def interrupt() -> None:
+        shutdown()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(telemetry._endpoint._server, "shutdown", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        telemetry.stop()
+    with pytest.raises(ConnectionRefusedError):
+        raw(telemetry.port, b"")
+
+
+def test_stop_in_a_connections_thread(start) -> None:
+    """A finalizer that stops telemetry in the middle of its own scrape waits for nothing, and the scrape ends."""
+    took: list[float] = []
+
+    class Finalizer:
+        def describe(self):
+            return []
+
+        def collect(self):
+            begin = time.monotonic()
+            telemetry.stop(linger=30)
+            took.append(time.monotonic() - begin)
+            return []
+
+    registry = CollectorRegistry()
+    registry.register(Finalizer())
+    telemetry = start(registry=registry)
+    assert scrape(telemetry)
+    assert 2 > took[0]
+    with pytest.raises(ConnectionRefusedError):
+        raw(telemetry.port, b"")
+
+
+def test_stop_in_the_accepting_thread(start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A finalizer that stops telemetry while it accepts a connection does not wait for itself."""
+    telemetry = start()
+    ended = threading.Event()
+    admit = telemetry._endpoint._server._admit
+
+    def stopping(connection) -> bool:
+        telemetry.stop(linger=30)
+        ended.set()
+        return admit(connection)
+
+    monkeypatch.setattr(telemetry._endpoint._server, "_admit", stopping)
+    begin = time.monotonic()
+    assert b"" == raw(telemetry.port, b"GET /metrics HTTP/1.1\r\n\r\n")
+    assert ended.wait(1)
+    assert 2 > time.monotonic() - begin
+    telemetry._endpoint._thread.join(5)
+    assert not telemetry._endpoint._thread.is_alive()
+
+
+def test_stop_where_no_thread_can_be_started(start, recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While an interpreter ends no thread starts any more, and stop() does its work in the caller's."""
+    registry = CollectorRegistry()
+    telemetry = start(registry=registry)
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    telemetry.stop()
+    assert [] == list(registry.collect())
 
 
 def test_the_context_manager_stops_on_an_error(recorder) -> None:
@@ -437,6 +622,12 @@ def test_a_start_that_fails_late_leaves_nothing(recorder, monkeypatch: pytest.Mo
     assert (threads, mt.Recorder) == (threading.active_count(), type(recorder))
     monkeypatch.undo()
     mt.start(port=port, registry=registry, recorder=recorder).stop()
+
+
+def test_the_package_lists_what_it_loads_late() -> None:
+    """dir() of the package names start and Telemetry, and not what warns a spawned child."""
+    assert {"start", "Telemetry", "report", "recorder"} <= set(dir(mt))
+    assert not hasattr(mt, "warn_if_spawned")
 
 
 # -- identity -------------------------------------------------------------------------------------------------

@@ -6,8 +6,11 @@ import logging
 import re
 import shutil
 import subprocess
+import threading
 import time
 from collections import defaultdict
+from contextlib import suppress
+from http.client import HTTPException
 from typing import Any
 
 import pytest
@@ -22,10 +25,13 @@ from opentelemetry.sdk.metrics.export import (
     MetricExportResult,
     PeriodicExportingMetricReader,
 )
-from prometheus_client import CollectorRegistry, generate_latest
+from opentelemetry.sdk.metrics.view import DropAggregation, View
+from opentelemetry.sdk.resources import Resource
+from prometheus_client import CollectorRegistry, Info, generate_latest
 
 import moe_telemetry as mt
 from moe_telemetry.catalog import BY_NAME, Kind
+from moe_telemetry.telemetry import EXPORT_SECONDS
 
 DELTA = {
     Counter: AggregationTemporality.DELTA,
@@ -376,6 +382,122 @@ def test_our_push_reader_on_the_applications_provider_exports_a_last_time(
     assert [] == caplog.records
 
 
+def test_stop_exports_through_the_applications_push_reader_once_more(start, recorder) -> None:
+    """What was recorded since the application's last export reaches its receiver before stop() takes our points out."""
+    exporter = Kept()
+    provider = MeterProvider([PeriodicExportingMetricReader(exporter, export_interval_millis=3_600_000)])
+    telemetry = start(meter_provider=provider, port=0)
+    recorder.tokens(1000)
+    telemetry.stop()
+    provider.shutdown()
+    assert [1000] == [value(batch, "moe.tokens") for batch in exporter.batches if by_name(batch)]
+
+
+def test_an_exporter_that_raises_does_not_break_stop(start, recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An application's exporter that fails in the last export, or in its flush, keeps nothing from being stopped."""
+    exporter = Kept()
+    monkeypatch.setattr(exporter, "force_flush", lambda **_: 1 / 0)
+    reader = PeriodicExportingMetricReader(exporter, export_interval_millis=3_600_000)
+    telemetry = start(meter_provider=MeterProvider([reader]), port=0)
+    telemetry.stop()
+    assert "_receive_metrics" not in vars(reader)
+
+
+def test_stop_does_not_wait_for_a_callback_that_hangs(start, caplog: pytest.LogCaptureFixture) -> None:
+    """While an application's callback holds the SDK, stop() returns in time with one line, and our reader goes later.
+
+    Another provider can be made meanwhile.
+    """
+    entered, leave = threading.Event(), threading.Event()
+
+    def callback(_: object) -> list[Any]:
+        entered.set()
+        leave.wait(30)
+        return []
+
+    provider = MeterProvider([PeriodicExportingMetricReader(Kept(), export_interval_millis=3_600_000)])
+    provider.get_meter("app").create_observable_gauge("app.gauge", [callback])
+    telemetry = start(meter_provider=provider, port=0)
+
+    def scraping() -> None:
+        with suppress(OSError, HTTPException):  # cut by stop()
+            scrape(telemetry, 30)
+
+    threading.Thread(target=scraping, daemon=True).start()
+    try:
+        assert entered.wait(10)
+        begin = time.monotonic()
+        with caplog.at_level(logging.WARNING):
+            telemetry.stop()
+        assert EXPORT_SECONDS + 2 > time.monotonic() - begin
+        assert 1 == len([each for each in caplog.records if each.name == "moe_telemetry"])
+        start(port=0).stop()
+    finally:
+        leave.set()
+    deadline = time.monotonic() + 10
+    while len(provider._measurement_consumer._reader_storages) > 1 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert 1 == len(provider._measurement_consumer._reader_storages)
+
+
+@pytest.mark.parametrize("pattern", ["*", "moe.*"])
+def test_a_view_that_drops_all_drops_none_of_our_points(pattern: str, start, recorder) -> None:
+    """Our endpoint and the application's readers show our figures whatever its views drop."""
+    memory, registry = InMemoryMetricReader(), CollectorRegistry()
+    provider = MeterProvider(
+        [memory, PrometheusMetricReader(registry=registry)],
+        views=[View(instrument_name=pattern, aggregation=DropAggregation())],
+        resource=Resource({"service.name": "app"}),
+    )
+    telemetry = start(meter_provider=provider, port=0)
+    provider.get_meter("app").create_counter("moe.app").add(1)
+    recorder.tokens(7)
+    text = scrape(telemetry)
+    assert 7 == total(text, "moe_tokens_total") == total(generate_latest(registry).decode(), "moe_tokens_total")
+    assert 'target_info{service_name="app"} 1.0\n' in text
+    assert 7 == value(memory.get_metrics_data(), "moe.tokens")
+    telemetry.stop()
+    assert memory.get_metrics_data() is None
+
+
+def test_an_application_may_use_our_scope(start) -> None:
+    """Instruments that an application makes under our name come out as any other."""
+    provider = MeterProvider()
+    telemetry = start(meter_provider=provider, port=0)
+    provider.get_meter("moe_telemetry").create_counter("app.requests").add(3)
+    assert 3 == total(scrape(telemetry), "app_requests_total")
+
+
+# -- an application's registry ---------------------------------------------------------------------------------
+
+
+def test_families_come_once_where_the_application_exposes_on_that_registry(start, recorder) -> None:
+    """The application's reader on the registry that we are given shows our points, and we add no second one."""
+    registry = CollectorRegistry()
+    provider = MeterProvider([PrometheusMetricReader(registry=registry)])
+    provider.get_meter("app").create_counter("app.requests").add(3)
+    telemetry = start(meter_provider=provider, port=0, registry=registry)
+    recorder.tokens(5)
+    text = scrape(telemetry)
+    assert (3, 5) == (total(text, "app_requests_total"), total(text, "moe_tokens_total"))
+    types = re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)
+    assert sorted(set(types)) == sorted(types)
+
+
+@pytest.mark.parametrize("kind", ["its own", "a collector's", "a reader's"])
+def test_one_target_info_on_an_applications_registry(kind: str, start) -> None:
+    """Where the registry shows target metadata already, ours stays away."""
+    registry = CollectorRegistry(target_info={"a": "b"} if kind == "its own" else None)
+    if kind == "a collector's":
+        Info("target", "of the application", registry=registry).info({"a": "b"})
+    if kind == "a reader's":
+        provider = MeterProvider([PrometheusMetricReader(registry=registry)], resource=Resource({"a": "b"}))
+        provider.get_meter("app").create_counter("app.requests").add(3)
+    text = scrape(start(registry=registry))
+    assert ['target_info{a="b"} 1.0'] == re.findall(r"^target_info.*$", text, re.MULTILINE)
+    assert "moe_run_info" in text
+
+
 # -- name clashes ---------------------------------------------------------------------------------------------
 
 
@@ -396,6 +518,13 @@ def test_our_push_reader_on_the_applications_provider_exports_a_last_time(
         ("gauge", "moe.forward.duration.seconds.count", "", "moe_forward_duration_seconds"),
         ("gauge", "moe_forward__duration", "s", "moe_forward_duration_seconds"),
         ("gauge", "moe.run.start.time", "s", "moe_run_start_time_seconds"),
+        ("histogram", "moe.forward.duration", "seconds", "moe_forward_duration_seconds"),
+        ("histogram", "moe.forward.duration", "{x}s", "moe_forward_duration_seconds"),
+        ("gauge", "moe.forward", "duration seconds", "moe_forward_duration_seconds"),
+        ("counter", "moe.expert.read", "bytes", "moe_expert_read_bytes_total"),
+        ("counter", "moe.expert.read", "{a}By", "moe_expert_read_bytes_total"),
+        ("gauge", "moe.run", "info", "moe_run_info"),
+        ("gauge", "moe.run.info", "1", "moe_run_info"),
     ],
 )
 def test_the_applications_metric_wins_a_clash(kind: str, name: str, unit: str, ours: str, start, recorder) -> None:

@@ -134,7 +134,10 @@ class Flow:
                     if not series.before:
                         series.mark = len(series)
             self._pending_phase = self.told() if self.home.active or self._explicit else None
+            left = self.unions.pending  # with the next line an exchange without a call: no union is lost or taken twice
             self.unions.pending = (seq, size, layer)
+            if left is not None:
+                self._count(left)
             return
         phase = self.of(seq)
         if begins or phase != self.phase or layer >= self._end or not self._learned:
@@ -152,11 +155,11 @@ class Flow:
         told = self.told() or phase if self.home.active or self._explicit else phase
         unions = self.unions
         pending = unions.pending
+        unions.pending = None
         if pending is not None:
             seq, size, layer = pending
             if self.timed or told != self.phase or self.recall.owed:
                 self._decide(told, layer, waited=True)
-            unions.pending = None
             try:
                 cells = unions.by_phase[phase][seq][layer]
                 cells.sizes[size] += 1
@@ -180,12 +183,14 @@ class Flow:
     def resolve(self) -> None:
         """Count the union that no `note_miss_attrib` came for."""
         pending = self.unions.pending
-        if pending is None:
-            return
+        self.unions.pending = None
+        if pending is not None:
+            self._count(pending)
+
+    def _count(self, pending: tuple[int, int, int]) -> None:
         seq, size, layer = pending
         phase = self._pending_phase or self.of(seq)
         self._decide(phase, layer, waited=True)
-        self.unions.pending = None
         try:
             cells = self.unions.add(phase, seq, size, layer)
             if cells is not None:

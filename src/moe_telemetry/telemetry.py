@@ -197,9 +197,10 @@ def start(
             endpoint, protocol and interval from OpenTelemetry's variables.
         registry: a prometheus_client registry to expose, with what it holds already; an own one by default. One
             telemetry at a time can have it.
-        meter_provider: an application's SDK provider. Its readers then export our points too, and our endpoint
-            its instruments (synchronous ones from now on); its views change nothing about our points. The environment adds no OTLP reader to it, and no
-            endpoint is opened where it has a Prometheus reader, unless `host` or `port` is given.
+        meter_provider: an application's SDK provider. Its readers then export our points too, whatever its views
+            drop, and our endpoint its instruments (synchronous ones from now on). The environment adds no OTLP
+            reader to it, and no endpoint is opened where it has a Prometheus reader, unless `host` or `port` is
+            given.
         decode_seq_max: a forward of at most so many tokens is decode where the phase is not named, 8 by default
             (MOE_TELEMETRY_DECODE_SEQ_MAX).
         recorder: the recorder to turn on. One recorder feeds one telemetry: a second start() takes it over until
