@@ -28,8 +28,9 @@ def test_example_runs(example, monkeypatch, tmp_path):
     assert (0, "") == (done.returncode, done.stderr)
 
 
-def test_metric_reference_is_current():
-    """docs/metrics.md is what the catalog generates."""
+def test_generated_files_are_current():
+    """Everything that is generated is what the generators write."""
+    pytest.importorskip("grafana_foundation_sdk", reason="the dashboards' SDK needs Python 3.11")
     command = [sys.executable, str(ROOT / "docs" / "generate.py"), "--check"]
     assert 0 == subprocess.run(command, check=False).returncode
 

@@ -77,7 +77,9 @@ def run(options: argparse.Namespace) -> int:
 
         from .engine import Engine
     except ModuleNotFoundError as error:
-        raise DemoError(f"the demo needs {error.name}: pip install 'moe-telemetry[demo]'") from error
+        raise DemoError(
+            f"the demo needs {error.name}, the extra `demo`: pip install '.[demo]' in a checkout"
+        ) from error
 
     console = Console()
 

@@ -231,6 +231,8 @@ def _dashboards(config: Config) -> dict[str, dict[str, Any]]:
     try:
         from .dashboards import build
     except ModuleNotFoundError:
-        print("(pip install 'moe-telemetry[dashboards]' to have empty panels named)")
+        print(
+            "(with the extra `dashboards` installed, empty panels are named: pip install '.[dashboards]' in a checkout)"
+        )
         return {}
     return build(config)

@@ -18,7 +18,7 @@ def files(config: Config) -> dict[str, str]:
         from . import dashboards, generate
     except ModuleNotFoundError as error:
         raise ConfigurationError(
-            f"this needs {error.name}, which is not installed: pip install 'moe-telemetry[dashboards]'"
+            f"this needs {error.name}, the extra `dashboards`: pip install '.[dashboards]' in a checkout"
         ) from error
     try:
         return {**generate.files(config), **dashboards.files(config)}
