@@ -195,6 +195,69 @@ def test_a_child_starts_its_own(tmp_path: Path) -> None:
     )
 
 
+def test_a_child_inherits_neither_feed_nor_registry(tmp_path: Path) -> None:
+    """In a child nothing is fed any more, by a capture in the parent neither, and the parent's registry is free."""
+    program(
+        tmp_path,
+        """
+        from prometheus_client import CollectorRegistry
+        from moe_telemetry import recording
+        from moe_telemetry.testing import capture
+        registry = CollectorRegistry()
+        tel = mt.start(port=0, registry=registry)
+        with capture() as cap:
+            pid = os.fork()
+            if not pid:
+                assert [] == recording._feeds
+                work()
+                assert 0 == cap.total("moe.tokens")
+                with mt.start(port=0, registry=registry) as own:
+                    work()
+                    assert [1000.0] == value(own, TOKENS)
+                assert type(rec) is mt.Recorder
+                os._exit(0)
+            assert 0 == reap(pid)
+            work()
+        assert 1000 == cap.total("moe.tokens")
+        tel.stop()
+        """,
+    )
+
+
+def test_a_fork_while_another_thread_switches_recorders(tmp_path: Path) -> None:
+    """Locks of the recorders that another thread holds at the fork hang no child, and no capture in it."""
+    program(
+        tmp_path,
+        """
+        from moe_telemetry import recording
+        from moe_telemetry.testing import capture
+        held, leave = threading.Event(), threading.Event()
+
+        def hold():
+            with recording._feeding, recording._lock:
+                held.set()
+                leave.wait(30)
+
+        for run in range(2):
+            tel = mt.start(port=0) if run else None
+            held.clear(), leave.clear()
+            holder = threading.Thread(target=hold)
+            holder.start()
+            held.wait()
+            pid = os.fork()
+            if not pid:
+                with capture(locked=True) as cap:
+                    work()
+                assert 1000 == cap.total("moe.tokens")
+                os._exit(0)
+            assert 0 == reap(pid)
+            leave.set()
+            holder.join()
+        tel.stop()
+        """,
+    )
+
+
 def test_the_port_is_free_while_a_child_lives_on(tmp_path: Path) -> None:
     """When the parent has stopped and ended, its port can be bound and its clients see the end, child or no child."""
     port = free_port()

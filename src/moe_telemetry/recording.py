@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -89,7 +90,8 @@ _feeds: list[_Feed] = []
 def check(recorder: object) -> None:
     """ConfigurationError for what is no recorder, or of a class of its own, which cannot be swapped."""
     if type(recorder) not in (Recorder, LiveRecorder, ThreadedRecorder, LockedRecorder):
-        raise ConfigurationError(f"recorder must be a moe_telemetry.Recorder itself, not {type(recorder).__name__}")
+        kind = "its subclass " if isinstance(recorder, Recorder) else ""
+        raise ConfigurationError(f"recorder must be a moe_telemetry.Recorder, not {kind}{type(recorder).__name__}")
 
 
 def feed(recorder: Recorder, store: Store, locked: bool | None = None) -> Callable[[], None]:
@@ -148,7 +150,11 @@ def _store_of(recorder: Recorder) -> Store | None:
     return None if type(recorder) is Recorder else recorder._store
 
 
-def renew_locks() -> None:
+def _renew_locks() -> None:
     """In a forked child: the locks may have been held by a thread that does not exist here."""
     global _lock, _feeding
     _lock, _feeding = threading.RLock(), threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_locks)

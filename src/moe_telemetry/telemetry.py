@@ -374,7 +374,6 @@ def _after_fork_in_child() -> None:
     """Hooks become no-ops: counts of a child would reach nobody, and the parent's locks may be held here for ever."""
     global _switching  # noqa: PLW0603
     _switching = threading.RLock()
-    recording.renew_locks()
     abandon_all()
     if not _live:
         return
