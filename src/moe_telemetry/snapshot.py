@@ -43,7 +43,7 @@ def build(store: Store, families: list[Family]) -> dict[str, Any]:
 
 
 def run_info(store: Store) -> Family:
-    """The run info as a family; readers get it from an SDK instrument, so it is in no reading of the cells."""
+    """The run info as a family: the one that comes from no cell."""
     identity = store.identity
     return Family(RUN_INFO, {(identity.model, identity.run, identity.runtime, identity.version): 1})
 
