@@ -156,8 +156,6 @@ def test_hooks_record_without_opentelemetry():
     assert "3\n" == run(code)
 
 
-
-
 def _is_ours(value: object) -> bool:
     module = getattr(value, "__module__", None) or type(value).__module__
     return module.startswith("moe_telemetry") and not isinstance(value, ModuleType)
