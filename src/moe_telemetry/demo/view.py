@@ -35,7 +35,7 @@ def _whole(value: int | None) -> str:
 
 
 def _pair(first: float | None, second: float | None) -> str:
-    return "-" if first is None or second is None else f"{100 * first:.1f} / {100 * second:.1f}%"
+    return "-" if first is None or second is None else f"{100 * first:.0f} / {100 * second:.0f}%"
 
 
 _ROWS: tuple[tuple[str, Callable[[PhaseFigures], str]], ...] = (
