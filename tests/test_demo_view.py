@@ -23,7 +23,7 @@ def _record(times):
         rec.forward(3, phase)
         for _ in range(times):
             rec.routed(0, {1, 2, 3, 4}, resident={1, 2, 3}, predicted={1, 4}, ready={1})
-        rec.forward_done(0.1)
+        rec.forward_done(10_000.0)
         rec.stall(0.01)
         rec.tokens(1234567, phase)
 
