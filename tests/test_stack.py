@@ -22,7 +22,7 @@ from prometheus import binary
 
 import moe_telemetry as mt
 from moe_telemetry import Recorder, catalog
-from moe_telemetry.monitoring import check, export
+from moe_telemetry.monitoring import check, export, stack
 from moe_telemetry.monitoring.config import Config, duration, seconds
 
 ROOT = Path(__file__).parent.parent
@@ -173,6 +173,44 @@ def test_every_metric_that_can_lack_has_a_reason():
     assert set(catalog.BY_NAME) - always == set(check.WHY)
 
 
+def test_check_says_that_without_tokens_no_ratio_alerts():
+    """Layers and passes without tokens: which alerts are silent for it stands there."""
+    recorder = Recorder()
+    with mt.start(port=0, recorder=recorder) as telemetry:
+        recorder.forward(1)
+        recorder.routed(0, {1, 2}, resident={1}, predicted={1, 2}, ready={2})
+        recorder.forward_done(0.1)
+        done = command("check", telemetry.url)
+    assert "without recorder.tokens no alert on a ratio can fire" in done.stdout
+    silent = re.search(r"moe_tokens_total: .*\n.*cannot fire: (.*)", done.stdout)[1]
+    assert {"MoePredictorRecallDrop", "MoeDecodeHitRateLow", "MoeHooksDetached"} <= set(silent.split(", "))
+
+
+def test_check_leaves_out_alerts_that_can_fire_another_way():
+    """MoeHooksDetached needs a declared pool in one of its alternatives only."""
+    recorder = Recorder()
+    with mt.start(port=0, recorder=recorder) as telemetry:
+        recorder.forward(1)
+        recorder.union(0, 4)
+        recorder.tokens(1)
+        done = command("check", telemetry.url)
+    assert "MoeHooksDetached" not in done.stdout
+
+
+def test_check_of_a_foreign_endpoint_is_one_line():
+    """Metrics of something else are named as such."""
+    from prometheus_client import CollectorRegistry
+
+    from moe_telemetry.endpoint import Endpoint
+
+    endpoint = Endpoint(CollectorRegistry(), dict, "127.0.0.1", 0)
+    endpoint.serve()
+    done = command("check", endpoint.url)
+    endpoint.close()
+    assert 2 == done.returncode
+    assert re.fullmatch(r"moe-telemetry: \S+ is no endpoint of moe_telemetry: .*\n", done.stderr)
+
+
 def test_check_suspects_a_missing_ready():
     """Predicted misses that are all timing, and no hit by prefetch, look like a `ready` that is not passed."""
     recorder = Recorder()
@@ -199,6 +237,40 @@ def test_stack_without_prometheus_is_one_line(tmp_path):
     assert 2 == done.returncode
     assert "prometheus is not on PATH" in done.stderr
     assert 1 == len(done.stderr.splitlines())
+
+
+def test_an_old_prometheus_is_one_line(tmp_path):
+    """The version that is there and the one that is needed."""
+    old = tmp_path / "prometheus"
+    old.write_text("#!/bin/sh\necho 'prometheus, version 2.31.2+ds1 (branch: debian/sid)'\n")
+    old.chmod(0o755)
+    done = command("stack", path=f"{tmp_path}:/usr/bin:/bin")
+    assert 2 == done.returncode
+    assert "moe-telemetry: Prometheus 2.31 is too old: the rules need 2.42\n" == done.stderr
+
+
+def test_grafana_is_started_past_its_packages_wrapper(tmp_path):
+    """The binary of Grafana's home runs with our files and its own places for data, logs and plugins."""
+    home = tmp_path / "grafana"
+    (home / "public").mkdir(parents=True)
+    (home / "bin").mkdir()
+    for place in (home / "bin" / "grafana", tmp_path / "wrapper"):
+        place.write_text(f'#!/bin/sh\necho "{place.name} $@" >{tmp_path}/ran\nenv >>{tmp_path}/ran\n')
+        place.chmod(0o755)
+    ports = dict.fromkeys(stack.PROGRAMS, 1)
+    process = stack._start(stack.GRAFANA, str(home / "bin" / "grafana"), tmp_path / "files", tmp_path, ports)
+    process.wait(10)
+    ran = (tmp_path / "ran").read_text()
+    assert ran.startswith(f"grafana server --homepath={home}\n")
+    for name in ("GF_PATHS_PROVISIONING", "GF_PATHS_DATA", "GF_PATHS_LOGS", "GF_PATHS_PLUGINS", "MOE_DASHBOARDS"):
+        assert f"{name}={tmp_path}" in ran
+
+
+def test_the_demos_cache_belongs_to_its_user():
+    """Each volume of the demo is mounted on a folder that the image makes for the demo's user."""
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    for mount in SERVICES["demo"]["volumes"]:
+        assert f"install -d -o demo -g demo {mount.split(':')[1]}" in dockerfile
 
 
 def test_stack_runs_what_is_installed_and_ends_it(tmp_path):

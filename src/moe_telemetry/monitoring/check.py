@@ -9,6 +9,7 @@ import urllib.request
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -118,7 +119,7 @@ def findings(scrape: Scrape, dashboards: dict[str, dict[str, Any]], config: Conf
             why = WHY.get(metric.name, "not known why: please report it")
             missing = not values
             panels = tuple(_panels_of(metric, dashboards, config)) if missing else ()
-            names = tuple(_alerts_of(metric, config)) if missing else ()
+            names = tuple(_alerts_of(metric, config))
             found.append(Finding(metric, missing, why, panels, names))
     return found
 
@@ -138,6 +139,8 @@ def remarks(scrape: Scrape) -> list[str]:
         found.append(f"{lost:.0f} records were dropped ({reasons}): the process' log says where")
     if folded := scrape.total(c.LAYER_FOLDED):
         found.append(f'{folded:.0f} records went to layer="other": more layers than the budget')
+    if scrape.total(c.LAYER_CALLS) and not scrape.total(c.TOKENS):
+        found.append("layers are called and no tokens counted: without recorder.tokens no alert on a ratio can fire")
     if scrape.total(c.TOKENS, phase="decode") and not scrape.total(c.LAYER_CALLS, phase="decode"):
         found.append("tokens are decoded and no layer call is counted: the hooks are not on the path that is taken")
     return found
@@ -163,8 +166,13 @@ def panels(dashboard: dict[str, Any]) -> Iterable[dict[str, Any]]:
 
 
 def _alerts_of(metric: Metric, config: Config) -> Iterable[str]:
+    """Alerts that cannot fire without the metric: it stands in every alternative of the expression (`or`), and not
+    only behind `unless`."""
     needed = _needs(config)
-    return (alert.name for alert in alerts(config) if metric.prometheus in _metrics_in(alert.expr, needed))
+    for alert in alerts(config):
+        alternatives = re.split(r"\bor\b", alert.expr)
+        if all(metric.prometheus in _metrics_in(part.split("unless")[0], needed) for part in alternatives):
+            yield alert.name
 
 
 def _needs(config: Config) -> dict[str, str]:
@@ -195,6 +203,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print what the endpoint lacks."""
     scrape = fetch(options.url)
+    if not scrape.values(c.RUN_INFO):
+        raise ConfigurationError(f"{options.url} is no endpoint of moe_telemetry: it has no {c.RUN_INFO.prometheus}")
     config = Config()
     found = findings(scrape, _dashboards(config), config)
     missing = [finding for finding in found if finding.missing]
@@ -220,11 +230,18 @@ def fetch(url: str) -> Scrape:
     address = base if base.rstrip("/").endswith("/metrics") else f"{base.rstrip('/')}/metrics"
     try:
         request = urllib.request.Request(address, headers={"Accept": "text/plain"})
-        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as reply:
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({})) if _is_loopback(address) else None
+        ask = urllib.request.urlopen if opener is None else opener.open
+        with ask(request, timeout=TIMEOUT_SECONDS) as reply:
             return Scrape.of(reply.read().decode())
     except (OSError, urllib.error.URLError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         raise ConfigurationError(f"cannot scrape {address}: {reason}") from None
+
+
+def _is_loopback(address: str) -> bool:
+    """Loopback is never asked of a proxy."""
+    return (urlsplit(address).hostname or "") in ("127.0.0.1", "localhost", "::1")
 
 
 def _dashboards(config: Config) -> dict[str, dict[str, Any]]:

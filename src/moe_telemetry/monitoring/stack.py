@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import signal
 import socket
@@ -21,7 +22,9 @@ from moe_telemetry.settings import DEFAULT_HOST, DEFAULT_PORT, ConfigurationErro
 
 from .export import add_config_arguments, config_of, write
 
-READY_SECONDS = 30.0
+READY_SECONDS = 120.0
+"""Grafana prepares its database at the first start."""
+LEAST_PROMETHEUS = (2, 42)
 STOP_SECONDS = 10.0
 
 
@@ -57,6 +60,8 @@ GRAFANA = Program(
     "/api/health",
     "https://grafana.com/grafana/download, or brew install grafana",
 )
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Loopback is never asked of a proxy."""
 PROGRAMS = (ALERTMANAGER, PROMETHEUS, GRAFANA)
 
 
@@ -69,12 +74,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT,...",
         help="exporters to scrape (%(default)s)",
     )
-    add("--data", type=Path, metavar="DIR", help="keep data here; without it, in a temporary folder that is removed")
+    add(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="keep data here (DIR/dashboards is written anew at each start); without it, in a folder that is removed",
+    )
     for program in PROGRAMS:
         flag = f"--{program.name.lower()}-port"
         add(
             flag, type=int, metavar="P", help=f"port of {program.name} ({program.port}, or a free one when it is taken)"
         )
+    add("--expect-always", action="store_true", help="alert when a target is gone; without it a run may end")
     add("--webhook", metavar="URL", help="where Alertmanager sends alerts")
     add_config_arguments(parser)
 
@@ -84,6 +95,7 @@ def run(options: argparse.Namespace) -> int:
     found = {program: path for program in PROGRAMS if (path := program.find())}
     if PROMETHEUS not in found:
         raise ConfigurationError(f"prometheus is not on PATH: {PROMETHEUS.install}")
+    _refuse_old(found[PROMETHEUS])
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
@@ -100,6 +112,9 @@ def run(options: argparse.Namespace) -> int:
             config = replace(config, webhook_url=options.webhook)
         files = data / "dashboards"
         write(config, files)
+        if options.expect_always:
+            entries = "".join(f'- {{targets: ["{each}"], labels: {{expect: always}}}}\n' for each in config.targets)
+            (files / "prometheus" / "targets" / "hosts.yml").write_text(entries, encoding="utf-8")
         processes = []
         for program in PROGRAMS:
             if program not in found:
@@ -117,6 +132,15 @@ def run(options: argparse.Namespace) -> int:
                 if process.poll() is not None:
                     raise ConfigurationError(f"{program.name} has ended: see {_log(program, data)}")
     return 0
+
+
+def _refuse_old(binary: str) -> None:
+    """Name the version that the rules need; an older Prometheus would only say that a field is unknown."""
+    done = subprocess.run([binary, "--version"], capture_output=True, text=True, check=False)
+    version = re.search(r"version (\d+)\.(\d+)", done.stdout + done.stderr)
+    if version and (int(version[1]), int(version[2])) < LEAST_PROMETHEUS:
+        least = ".".join(map(str, LEAST_PROMETHEUS))
+        raise ConfigurationError(f"Prometheus {version[1]}.{version[2]} is too old: the rules need {least}")
 
 
 def _port(program: Program, given: int | None) -> int:
@@ -155,12 +179,22 @@ def _start(
             f"--homepath={_grafana_home(binary)}",
         ],
     }
+    if program is GRAFANA:
+        # Packages put a wrapper on PATH that reads a configuration of its own, which a user may not.
+        own = _grafana_home(binary) / "bin" / "grafana"
+        binary = str(own) if os.access(own, os.X_OK) else binary
     environment = {
         **os.environ,
         "MOE_PROMETHEUS_URL": f"http://127.0.0.1:{ports[PROMETHEUS]}",
         "MOE_DASHBOARDS": str((files / "grafana").resolve()),
         "GF_PATHS_PROVISIONING": str((files / "grafana" / "provisioning").resolve()),
         "GF_PATHS_DATA": str((data / "grafana").resolve()),
+        "GF_PATHS_LOGS": str((data / "grafana" / "log").resolve()),
+        "GF_PATHS_PLUGINS": str((data / "grafana" / "plugins").resolve()),
+        "GF_LOG_MODE": "console",
+        "GF_ANALYTICS_REPORTING_ENABLED": "false",
+        "GF_ANALYTICS_CHECK_FOR_UPDATES": "false",
+        "GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH": str((files / "grafana" / "moe-overview.json").resolve()),
         "GF_SERVER_HTTP_ADDR": "127.0.0.1",
         "GF_SERVER_HTTP_PORT": str(ports[GRAFANA]),
         "GF_AUTH_ANONYMOUS_ENABLED": "true",
@@ -188,7 +222,7 @@ def _wait(program: Program, process: subprocess.Popen[bytes], port: int, data: P
     deadline = time.monotonic() + READY_SECONDS
     while not stop.wait(0.1):
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}{program.ready}", timeout=5):
+            with _DIRECT.open(f"http://127.0.0.1:{port}{program.ready}", timeout=5):
                 return
         except OSError:
             if process.poll() is not None or time.monotonic() > deadline:
