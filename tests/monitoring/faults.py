@@ -134,9 +134,21 @@ FAULTS = (
     ),
     Fault(
         "tok/s by the wall",
-        r"run_phase:moe_tokens:rate5m / \(run_phase:\S+ > 0\.01\)",
-        "run_phase:moe_tokens:rate5m",
+        r"\(run_phase:moe_tokens:rate5m > 0\) / \(run_phase:\S+ > 0\.01\)",
+        "run_phase:moe_tokens:rate5m > 0",
         "bursts: 10 s of decode every 4.5 minutes",
+    ),
+    Fault(
+        "a speed of 0 where tokens are not counted",
+        r"\(run_phase:moe_tokens:rate5m > 0\) / ",
+        "run_phase:moe_tokens:rate5m / ",
+        "passes are timed, tokens are not counted",
+    ),
+    Fault(
+        "a traffic floor for the speed",
+        r"\(run_phase:moe_tokens:rate5m > 0\) / ",
+        "(run_phase:moe_tokens:rate5m > 0.2) / ",
+        "MoeDecodeSlow: a tenth of a token a second",
     ),
     Fault(
         "stall by the wall",

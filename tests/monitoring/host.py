@@ -41,6 +41,8 @@ class State:
     errors: float = 0
     folded: float = 0
     active: float = 20 * GB
+    counted: bool = True
+    """Off: passes are timed, tokens are not counted, and their counter stays at 0."""
     hung: str = ""
     """The phase whose pass does not end: its age grows."""
     calls: bool = True
@@ -144,7 +146,7 @@ def _slopes(state: State) -> Iterator[tuple[str, float]]:
         ("decode", state.decode, state.speed, state.stall),
         ("prefill", state.prefill, 400, state.prefill_stall),
     ):
-        yield _name(c.TOKENS.prometheus, phase=phase), tokens
+        yield _name(c.TOKENS.prometheus, phase=phase), tokens if state.counted else 0
         busy = tokens / speed
         yield _name(f"{c.FORWARD_DURATION.prometheus}_sum", phase=phase, seq="1"), busy
         yield _name(f"{c.STALL_DURATION.prometheus}_sum", phase=phase), busy * stall

@@ -131,6 +131,11 @@ def _figures() -> Iterator[Scenario]:
         {14: (), 16: (e.slow("600m"),)},
     )
     yield Scenario(
+        "MoeDecodeSlow: a tenth of a token a second",
+        [Host([minutes(20, decode=0.1, speed=0.2)])],
+        {14: (), 16: (e.slow("200m"),), 20: (e.slow("200m"),)},
+    )
+    yield Scenario(
         "MoePredictorRecallDrop: 21 minutes into a run",
         [Host([minutes(21), minutes(14, recall=0.55)])],
         {28: (), 31: (e.recall_drop(),), 35: (e.recall_drop(),)},

@@ -115,6 +115,14 @@ def _scrapes() -> Iterator[Scenario]:
 def _runtimes() -> Iterator[Scenario]:
     yield Scenario("no pool: routing is recorded, residency unknown", [Host([minutes(20, pool=False)])])
     yield Scenario("a dense model: tokens and passes only", [Host([minutes(20, moe=False)])])
+    yield Scenario(
+        "passes are timed, tokens are not counted",
+        [Host([minutes(30, counted=False)])],
+        values={
+            "run_phase:moe_forward_duration_seconds_sum:rate5m{phase='decode'}": (25, 0.833),
+            "count(run_phase:moe_tokens_per_forward_second:ratio_rate5m) or vector(0)": (25, 0),
+        },
+    )
     yield Scenario("all experts resident: layers are bypassed", [Host([minutes(20, lookups=False, bypassed=True)])])
     yield Scenario(
         "the cache is full, as it is meant to be",

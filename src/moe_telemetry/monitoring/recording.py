@@ -149,13 +149,13 @@ def _recall(config: Config) -> list[Rule]:
 
 
 def _speed(config: Config) -> list[Rule]:
-    """Per second of forward time: an idle host is not slow."""
+    """Per second of forward time: an idle host is not slow, and a runtime that counts no tokens has no speed of 0."""
     names = Names(config)
     busy = f"({names.busy} > {config.thresholds.busy_floor:g})"
     stall = _of_run(config, c.STALL_DURATION, "phase", part="sum")
     return [
         _record(names.busy, _of_run(config, c.FORWARD_DURATION, "phase", part="sum")),
-        _record(names.recorded("tokens_per_second"), f"{names.tokens} / {busy}"),
+        _record(names.recorded("tokens_per_second"), f"({names.tokens} > 0) / {busy}"),
         _record(names.stall, f"(\n{stall}\n) / {busy}"),
     ]
 
