@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,8 +18,9 @@ def files(config: Config) -> dict[str, str]:
     try:
         from . import dashboards, generate
     except ModuleNotFoundError as error:
+        newer = " with Python 3.11 or newer" if sys.version_info < (3, 11) else ""
         raise ConfigurationError(
-            f"this needs {error.name}, the extra `dashboards`: pip install '.[dashboards]' in a checkout"
+            f"this needs {error.name}, the extra `dashboards`: pip install '.[dashboards]' in a checkout{newer}"
         ) from error
     try:
         return {**generate.files(config), **dashboards.files(config)}
