@@ -277,3 +277,22 @@ def test_prometheus_holds_the_totals_of_the_snapshot(cache, tmp_path):
             if found != expected:
                 wrong.append(metric.name)
         assert [] == wrong
+
+
+def test_the_snapshot_is_whole_while_the_endpoint_lingers(cache, tmp_path):
+    """Whoever waits for the end of counting may read the file before the process ends."""
+    file = tmp_path / "s.json"
+    process, _ = _start(cache, "--tokens", 5, "--snapshot", file, "--linger", 60)
+    try:
+        for line in process.stdout:
+            if "tokens decoded" in line:
+                break
+        deadline = time.monotonic() + 10
+        while not file.read_text().endswith("}"):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert process.poll() is None
+        assert 5 == _total(json.loads(file.read_text()), c.TOKENS, phase="decode")
+    finally:
+        process.kill()
+        process.communicate()

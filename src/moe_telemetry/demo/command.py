@@ -106,6 +106,7 @@ def run(options: argparse.Namespace) -> int:
         if telemetry is not None:
             if snapshot_file is not None:
                 json.dump(telemetry.snapshot(), snapshot_file, indent=1)
+                snapshot_file.flush()  # whole before the endpoint lingers
             telemetry.stop(linger=options.linger)
     return 0
 
