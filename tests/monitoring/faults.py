@@ -70,9 +70,15 @@ FAULTS = (
     ),
     Fault(
         "baseline over all runs of the instance",
-        rf"quantile_over_time\(0\.5, {_RECALL}\[1h\] offset 10m\)\n *and .*",
+        rf"quantile_over_time\(0\.5, {_RECALL}\[1h\] offset 10m\)\n *and .*\n *and .*",
         "sum without (run) (0.8 * group by (job, instance, phase, model, run) (run_phase:moe_tokens:rate5m))"
         " * on (job, instance) group_left (run) instance:moe_run_info:settled5m",
+        "a cold restart: the old run is no baseline",
+    ),
+    Fault(
+        "an ended run keeps its usual value",
+        r"\n *and on \(job, instance, model, run\) instance:moe_run_info:settled5m",
+        "",
         "a cold restart: the old run is no baseline",
     ),
     Fault(

@@ -82,7 +82,12 @@ def _runs() -> Iterator[Scenario]:
     yield Scenario(
         "a cold restart: the old run is no baseline",
         [Host([minutes(40), minutes(3, **cold, run="r2"), minutes(30, recall=0.62, hit=0.75, run="r2")])],
-        values={"count(run_phase:moe_predictor_recall:ratio_rate5m{run='r1'}) or vector(0)": (40.5, 0)},
+        values={
+            "count(run_phase:moe_predictor_recall:ratio_rate5m{run='r1'}) or vector(0)": (40.5, 0),
+            "count({__name__=~'.+_median1h',phase='decode'}) or vector(0)": (39.5, 3),
+            "count({__name__=~'.+_median1h',run='r1'}) or vector(0)": (40.5, 0),
+            "count({__name__=~'.+_median1h',run=~'r1'}) or vector(0)": (72, 0),
+        },
     )
     yield Scenario(
         "a run shorter than every window ends on an unmarked target",

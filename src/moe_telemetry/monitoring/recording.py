@@ -169,8 +169,14 @@ def _read_p99(config: Config) -> str:
 
 
 def _usual(config: Config, figure: str) -> str:
-    """A median, so that a prompt change moves nothing; it ends where the short window and a drop's wait begin."""
+    """A median, so that a prompt change moves nothing; it ends where the short window and a drop's wait begin.
+
+    Of the settled run only: an ended one's record reaches into the window for over an hour.
+    """
     windows = config.windows
     offset = duration(windows.short + FIGURES[figure].wait / config.time_scale)
     record = f"{Names(config).recorded(figure)}[{duration(windows.long)}] offset {offset}"
-    return f"quantile_over_time(0.5, {record})\nand count_over_time({record}) >= {windows.least_samples}"
+    return (
+        f"quantile_over_time(0.5, {record})\nand count_over_time({record}) >= {windows.least_samples}\n"
+        f"and on ({', '.join((*TARGET, *RUN))}) {Names(config).settled}"
+    )
