@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -58,6 +59,17 @@ def titled(dashboards: Dashboards, title: str) -> dict[str, Any]:
 def queries(dashboards: Dashboards, title: str) -> dict[str, str]:
     """The queries of the panel of that title, by the first word of their legends."""
     return {target["legendFormat"].split()[0]: target["expr"] for target in titled(dashboards, title)["targets"]}
+
+
+def variable_query(variable: dict[str, Any]) -> tuple[str, str]:
+    """The expression of a query variable, and the label that its values come from."""
+    text = variable["query"]["query"]
+    if found := re.fullmatch(r"query_result\((.*)\)", text):
+        (label,) = re.findall(r"(\w+)=", variable["regex"])
+        return found[1], label
+    found = re.fullmatch(r"label_values\((.*), (\w+)\)", text)
+    assert found is not None, text
+    return found[1], found[2]
 
 
 def exact_unions(snapshot: dict[str, Any]) -> dict[tuple[str, str], tuple[int, int]]:

@@ -10,7 +10,8 @@ import pytest
 
 pytest.importorskip("grafana_foundation_sdk")
 
-from dashboards_seen import each_target, exact_unions, queries, targets, titled
+from conftest import free_port
+from dashboards_seen import each_target, exact_unions, queries, targets, titled, variable_query
 from prometheus import prometheus
 from promql_checks import fill
 
@@ -178,6 +179,18 @@ def test_panel_shows_what_was_recorded(counted, title, legend, decode, prefill):
                 if said.split()[0] == legend:
                     shown.append(float(series["value"][1]))
         assert [pytest.approx(expected)] == shown
+
+
+def test_an_unreachable_target_is_shown(tmp_path):
+    """Before any scrape has succeeded the job is a choice, the target is down and no alert fires."""
+    (job,) = [entry for entry in DASHBOARDS["moe-overview.json"]["templating"]["list"] if entry["name"] == "job"]
+    query, label = variable_query(job)
+    with prometheus(tmp_path, targets=[f"127.0.0.1:{free_port()}"]) as server:
+        server.wait("up == 0")
+        assert ["moe"] == [series["metric"][label] for series in server.query(fill(query, range="1h"))]
+        for title, value in (("Up", "0"), ("Firing alerts", "0")):
+            (shown,) = queries(DASHBOARDS, title).values()
+            assert [value] == [series["value"][1] for series in server.query(fill(shown, job="moe"))]
 
 
 def test_accepted_drafts_are_a_share_of_those_proposed(counted):

@@ -60,6 +60,14 @@ def test_variables_of_all_dashboards_come_first(dashboard):
 
 
 @each_dashboard
+def test_job_is_there_before_its_first_run(dashboard):
+    """The configured job is a choice as soon as Prometheus has its target, which `up` tells."""
+    (job,) = [variable for variable in dashboard["templating"]["list"] if variable["name"] == "job"]
+    assert 'up{job="moe"}' in job["query"]["query"]
+    assert ["moe"] == re.findall(job["regex"].strip("/"), '{job="moe"} 1 1700000000000')
+
+
+@each_dashboard
 def test_each_used_variable_is_there_and_used(dashboard):
     """No query names a variable that the dashboard lacks, and no variable is for show."""
     defined = {variable["name"] for variable in dashboard["templating"]["list"]}

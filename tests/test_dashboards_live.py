@@ -18,7 +18,7 @@ pytest.importorskip("grafana_foundation_sdk")
 
 from conftest import free_port
 from dashboards_seen import each_target as each_target_of
-from dashboards_seen import exact_unions, queries, targets
+from dashboards_seen import exact_unions, queries, targets, variable_query
 from prometheus import prometheus
 from promql_checks import Known, fill, problems
 
@@ -202,7 +202,7 @@ def test_variables_find_values(run, dashboard):
     """Each query variable's selector and label exist, and it has a value in the run."""
     for variable in dashboard["templating"]["list"]:
         if variable["type"] == "query":
-            query, label = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"]["query"]).groups()
+            query, label = variable_query(variable)
             assert [] == problems(run.fill(query, instance=".+"), run.known, f"{{{{{label}}}}}")
             found = run.server.api("query", query=run.fill(query), time=str(run.end))["result"]
             assert {""} < {"", *(series["metric"][label] for series in found)}

@@ -16,7 +16,7 @@ from grafana_foundation_sdk.models import prometheus as pm
 from moe_telemetry import catalog as c
 
 from .config import Config, duration
-from .expressions import SCOPE
+from .expressions import RANGE, SCOPE
 from .kit import DATASOURCE
 from .promql import select
 
@@ -102,7 +102,11 @@ def layers() -> d.VariableModel:
 def _variables(config: Config) -> list[d.VariableModel]:
     """Datasource, job, model and instance: the metrics carry no model, so it chooses among instances."""
     datasource = build.DatasourceVariable("datasource").label("Datasource").type("prometheus")
-    job = _query("job", "Job", f"label_values({c.RUN_INFO.prometheus}, job)")
+    # Runs of any job, and the configured one as soon as Prometheus has it as a target: "Up" says why no run comes.
+    runs, targets = c.RUN_INFO.prometheus, f"up{{job={json.dumps(config.job)}}}"
+    known = f"last_over_time({runs}[{RANGE}]) or last_over_time({targets}[{RANGE}])"
+    job = _query("job", "Job", f"query_result(group by (job) ({known}))")
+    job.regex = '/job="([^"]+)"/'
     # One at a time: two jobs may scrape one instance, whose figures would then add up.
     job.multi, job.include_all, job.current = False, False, d.VariableOption(True, config.job, config.job)
     of_job = select(c.RUN_INFO, SCOPE[0])
