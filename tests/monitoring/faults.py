@@ -181,6 +181,12 @@ FAULTS = (
         r"\1 >= 0",
         "idle for ever",
     ),
+    Fault(
+        "one memory limit expected on an endpoint",
+        r"/ \(max by \(job, instance\) \((mlx_memory_limit\S+)\) > 0\)",
+        r"/ on (job, instance) (\1 > 0)",
+        "MoeMlxMemoryHigh: two limits on another endpoint",
+    ),
     Fault("memory with the cache", r',kind="active"', "", "the cache is full, as it is meant to be"),
     Fault(
         "detached although bypassed",

@@ -60,7 +60,7 @@ class State:
     layer_label: bool = True
     """Off: the label is gone, as with `start(layers="off")`."""
     second_run: bool = False
-    """Another telemetry on the same endpoint."""
+    """Another telemetry on the same endpoint, with a memory limit of its own."""
 
 
 Segment = tuple[float, State]
@@ -205,6 +205,8 @@ def _gauges(state: State) -> Iterator[tuple[str, float]]:
     yield _name(c.MLX_MEMORY.prometheus, kind="active"), state.active
     yield _name(c.MLX_MEMORY.prometheus, kind="cache"), 25 * GB
     yield c.MLX_MEMORY_LIMIT.prometheus, 48 * GB
+    if state.second_run:
+        yield _name(c.MLX_MEMORY_LIMIT.prometheus, process="second"), 48 * GB
     if state.pool and state.moe:
         for labels in _layers(state):
             yield _name(c.POOL_CAPACITY.prometheus, **labels), 32

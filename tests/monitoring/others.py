@@ -16,6 +16,7 @@ def scenarios() -> Iterator[Scenario]:
     yield from _unions()
     yield from _hung()
     yield from _memory()
+    yield from _two_limits()
     yield from _detached()
     yield from _records()
     yield from _figures()
@@ -77,6 +78,25 @@ def _memory() -> Iterator[Scenario]:
         "MoeMlxMemoryHigh: restart",
         [Host([minutes(8), minutes(7, active=36e9), minutes(8, run="r2")])],
         {14.5: (e.memory("75%"),), 21: ()},
+    )
+
+
+def _two_limits() -> Iterator[Scenario]:
+    """The rule of one host does not fail for what another shows."""
+    full = "studio:9464"
+    firing = e.memory("75%").on(full)
+    yield Scenario(
+        "MoeMlxMemoryHigh: two limits on another endpoint",
+        [
+            Host([minutes(20, second_run=True)]),
+            Host([minutes(8), minutes(12, active=36e9)], instance=full),
+        ],
+        {12: (), 14: (firing,), 20: (firing,)},
+    )
+    yield Scenario(
+        "MoeMlxMemoryHigh: two limits on its own endpoint",
+        [Host([minutes(8, second_run=True), minutes(12, active=36e9, second_run=True)])],
+        {12: (), 14: (e.memory("75%"),), 20: (e.memory("75%"),)},
     )
 
 
