@@ -15,7 +15,7 @@ from monitoring import promtool
 
 from moe_telemetry.catalog import CATALOG, FORWARD_ACTIVE, LAYER_OVERFLOWS, LOOKUPS, Kind
 from moe_telemetry.monitoring import generate, promql, rules
-from moe_telemetry.monitoring.config import Config, Thresholds
+from moe_telemetry.monitoring.config import Config, Thresholds, Windows, duration
 
 DASHBOARDS = Path(__file__).parents[1] / "dashboards"
 CONFIG = Config()
@@ -221,6 +221,23 @@ def test_waits_and_windows_are_divided_together() -> None:
     assert "[1m] offset 15s" in usual[rules.usual(scaled, "hit_rate")]
     assert ">= 5" in usual[rules.usual(scaled, "hit_rate")]
     assert ">= 20" in {rule["record"]: rule["expr"] for rule in recording()}[rules.usual(CONFIG, "recall")]
+
+
+@pytest.mark.parametrize(
+    ("windows", "tolerance"),
+    [(Windows(), 60), (Windows(scrape=15), 60), (Windows(scrape=60), 180), (CONFIG.scaled(60).windows, 3)],
+)
+def test_two_lost_scrapes_in_a_row_are_tolerated(windows: Windows, tolerance: float) -> None:
+    """Whatever the interval, and a minute at least."""
+    assert tolerance == windows.tolerance
+    assert f"[{duration(tolerance)}] offset" in recording(replace(CONFIG, windows=windows))[0]["expr"]
+
+
+def test_a_scrape_interval_that_leaves_rates_no_samples_is_refused() -> None:
+    """A quarter of the short window is the longest."""
+    assert 75 == Windows(scrape=75).scrape
+    with pytest.raises(ValueError, match=r"scrape 76s is too long for rates over 5m: at most 75s"):
+        Windows(scrape=76)
 
 
 @pytest.mark.parametrize(

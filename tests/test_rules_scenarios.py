@@ -9,7 +9,6 @@ import pytest
 from monitoring import others, promtool, quiet, ratios
 from monitoring.scenarios import SCENARIOS
 
-from moe_telemetry.monitoring import rules
 from moe_telemetry.monitoring.alerts import alerts
 from moe_telemetry.monitoring.config import Config
 
@@ -17,8 +16,7 @@ from moe_telemetry.monitoring.config import Config
 @pytest.fixture(scope="module")
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[str]]]:
     """What promtool has to say about each selected scenario."""
-    text = rules.render(Config())
-    jobs = {name: (text, SCENARIOS[name]) for name in promtool.selected(request, "scenario")}
+    jobs = {name: (SCENARIOS[name].rules, SCENARIOS[name]) for name in promtool.selected(request, "scenario")}
     with promtool.in_parallel(jobs, tmp_path_factory.mktemp("scenarios")) as futures:
         yield futures
 

@@ -57,6 +57,12 @@ FAULTS = (
         "MoePredictorRecallDrop: lost scrapes",
     ),
     Fault(
+        "a minute of tolerance, whatever the scrape interval",
+        r"(moe_run_info\{job=\"moe\"\})\[3m\]",
+        r"\1[1m]",
+        "MoePredictorRecallLow: lost scrapes at a scrape a minute",
+    ),
+    Fault(
         "the old run's figure goes on with the new run's counts",
         rf"\({_INFO} or on \(job, instance\) ({_LAST}\))\)",
         r"\1",
@@ -267,14 +273,11 @@ def main() -> None:
     from monitoring.promtool import complaints
     from monitoring.scenarios import SCENARIOS
 
-    from moe_telemetry.monitoring import rules
-    from moe_telemetry.monitoring.config import Config
-
-    text = rules.render(Config())
     print("| fault | found by |\n|---|---|")
     for fault in FAULTS:
         with tempfile.TemporaryDirectory() as folder:
-            found = complaints(Path(folder), fault.put_into(text), [SCENARIOS[fault.scenario]])
+            scenario = SCENARIOS[fault.scenario]
+            found = complaints(Path(folder), fault.put_into(scenario.rules), [scenario])
         print(f"| {fault.name} | {fault.scenario if found else 'NOTHING'} |", flush=True)
 
 

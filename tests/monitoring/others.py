@@ -9,6 +9,8 @@ from monitoring.expected import Firing
 from monitoring.host import Host, minutes
 from monitoring.promtool import Scenario
 
+from moe_telemetry.monitoring.config import Config, Windows
+
 
 def scenarios() -> Iterator[Scenario]:
     """All of them."""
@@ -154,6 +156,14 @@ def _figures() -> Iterator[Scenario]:
         "MoeDecodeSlow: a tenth of a token a second",
         [Host([minutes(20, decode=0.1, speed=0.2)])],
         {14: (), 16: (e.slow("200m"),), 20: (e.slow("200m"),)},
+    )
+    every, lost = minutes(8, recall=0.1), minutes(1, recall=0.1, scraped=False)
+    yield Scenario(
+        "MoePredictorRecallLow: lost scrapes at a scrape a minute",
+        [Host([every, lost] * 5)],
+        {14: (), 17: (e.recall_low("10%"),), 26.5: (e.recall_low("10%"),), 45: (e.recall_low("10%"),)},
+        step=60,
+        config=Config(windows=Windows(scrape=60)),
     )
     yield Scenario(
         "MoePredictorRecallDrop: 21 minutes into a run",

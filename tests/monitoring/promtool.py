@@ -16,6 +16,9 @@ import yaml
 from monitoring.expected import Firing
 from monitoring.host import Host
 
+from moe_telemetry.monitoring import rules as generated
+from moe_telemetry.monitoring.config import Config
+
 FIRING = 'ALERTS{alertstate="firing"}'
 EVALUATION = "15s"
 DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -33,6 +36,13 @@ class Scenario:
     """Expression -> (minute, value), for what is recorded; values are rounded to 1/1000."""
     least: float = 1
     """Minutes that it lasts even without series."""
+    config: Config = field(default_factory=Config)
+    """What the rules are made for."""
+
+    @property
+    def rules(self) -> str:
+        """The rule file that it runs through."""
+        return generated.render(self.config)
 
     @property
     def minutes(self) -> float:

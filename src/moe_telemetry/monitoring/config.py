@@ -36,8 +36,19 @@ class Windows:
     short: float = 300
     long: float = 3600
     least: float = 300
-    tolerance: float = 60
-    """How long lost scrapes do not matter to the run's identity."""
+    least_tolerance: float = 60
+
+    def __post_init__(self) -> None:
+        if self.scrape > self.short / 4:
+            raise ValueError(
+                f"scrape {duration(self.scrape)} is too long for rates over {duration(self.short)}: at most"
+                f" {duration(self.short / 4)}, so that a lost scrape leaves samples to compare"
+            )
+
+    @property
+    def tolerance(self) -> float:
+        """How long lost scrapes do not matter to the run's identity: at least two in a row."""
+        return max(self.least_tolerance, 3 * self.scrape)
 
     @property
     def least_samples(self) -> int:
@@ -113,6 +124,6 @@ class Config:
             short=max(4, old.short / factor),
             long=old.long / factor,
             least=old.least / factor,
-            tolerance=3,
+            least_tolerance=3,
         )
         return replace(self, windows=windows, time_scale=factor)
