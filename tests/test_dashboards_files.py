@@ -129,6 +129,19 @@ def test_provisioning_reads_the_dashboards():
     assert ("file", "${MOE_DASHBOARDS}") == (provider["type"], provider["options"]["path"])
 
 
+def test_a_datasource_of_the_site_is_chosen_and_left_alone():
+    """With another uid the dashboards begin with it, and nothing provisions a datasource over the site's own."""
+    made = files(Config(datasource_uid="abc123"))
+    assert files(CONFIG).keys() - made.keys() == {"grafana/provisioning/datasources/moe.yml"}
+    for name in DASHBOARDS:
+        (datasource,) = [
+            variable
+            for variable in json.loads(made[f"grafana/{name}"])["templating"]["list"]
+            if variable["name"] == "datasource"
+        ]
+        assert {"selected": True, "text": "abc123", "value": "abc123"} == datasource["current"]
+
+
 @each_dashboard
 def test_dashboard_is_what_the_sdks_types_say(dashboard):
     """Read into the SDK's models and written again it is the same: no field that they do not know."""

@@ -29,7 +29,9 @@ def files(config: Config) -> dict[str, str]:
         f"grafana/{name}": json.dumps(dashboard, indent=2, ensure_ascii=False) + "\n"
         for name, dashboard in build(config).items()
     }
-    found["grafana/provisioning/datasources/moe.yml"] = _datasource(config)
+    if config.datasource_uid == Config.datasource_uid:
+        # Another uid is of a datasource that the site has; provisioned, it would be overwritten.
+        found["grafana/provisioning/datasources/moe.yml"] = _datasource(config)
     found["grafana/provisioning/dashboards/moe.yml"] = _provider()
     return found
 

@@ -102,6 +102,8 @@ def layers() -> d.VariableModel:
 def _variables(config: Config) -> list[d.VariableModel]:
     """Datasource, job, model and instance: the metrics carry no model, so it chooses among instances."""
     datasource = build.DatasourceVariable("datasource").label("Datasource").type("prometheus")
+    if config.datasource_uid != Config.datasource_uid:
+        datasource.current(d.VariableOption(True, config.datasource_uid, config.datasource_uid))
     # Runs of any job, and the configured one as soon as Prometheus has it as a target: "Up" says why no run comes.
     runs, targets = c.RUN_INFO.prometheus, f"up{{job={json.dumps(config.job)}}}"
     known = f"last_over_time({runs}[{RANGE}]) or last_over_time({targets}[{RANGE}])"

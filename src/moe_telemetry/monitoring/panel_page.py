@@ -24,7 +24,8 @@ record, with which the drop alerts compare; it appears once a run is old enough 
 
 The dashboards are files for Grafana 12 or newer: provisioned (`dashboards/grafana/provisioning`, with
 `MOE_PROMETHEUS_URL` and `MOE_DASHBOARDS` in Grafana's environment), or imported by hand, where the variable
-*Datasource* takes whichever Prometheus there is.
+*Datasource* takes whichever Prometheus there is. `export --datasource-uid` makes it begin with a datasource that the
+site has, and then provisions none.
 
 **What was not run:** Grafana. Every query ran against a real Prometheus that scraped the demo; layout, ids, variables
 and types were checked in the files. How a panel looks, that `noValue` shows in a status history (Grafana's issue 88004
