@@ -13,7 +13,7 @@ import pytest
 import yaml
 from monitoring import promtool
 
-from moe_telemetry.catalog import CATALOG, FORWARD_ACTIVE, LAYER_OVERFLOWS, LOOKUPS, Kind
+from moe_telemetry.catalog import CATALOG, FORWARD_ACTIVE, LAYER_OVERFLOWS, LOOKUPS, READ_DURATION, Kind
 from moe_telemetry.monitoring import generate, promql, rules
 from moe_telemetry.monitoring.config import Config, Thresholds, Windows, duration
 
@@ -203,6 +203,42 @@ def test_each_threshold_changes_the_rules(threshold: str) -> None:
     value = 0.16384 if threshold == "read_latency" else 0.123
 
     assert rules.render(CONFIG) != rules.render(CONFIG.with_threshold(threshold, value))
+
+
+@pytest.mark.parametrize("threshold", [field.name for field in fields(Thresholds) if field.name != "read_latency"])
+def test_a_threshold_keeps_its_digits(threshold: str) -> None:
+    """In the expression that compares with it."""
+    assert "0.12345678" in rules.render(CONFIG.with_threshold(threshold, 0.12345678))
+
+
+@pytest.mark.parametrize("bound", READ_DURATION.bounds)
+def test_a_read_latency_is_a_bound_to_the_last_digit(bound: float) -> None:
+    """A rounded one would be between bounds, where the comparison is not exact."""
+    rule = alerting(CONFIG.with_threshold("read_latency", bound))["MoeReadLatencyHigh"]
+    (shown,) = re.findall(r"\(limit (.*)ms\)", rule["annotations"]["description"])
+
+    assert bound == float(rule["expr"].rpartition(" > ")[2])
+    assert bound == pytest.approx(float(shown) / 1000, rel=1e-12)
+
+
+@pytest.mark.parametrize(("value", "shown"), [(0.004, "0.4%"), (0.075, "7.5%"), (0.07, "7%"), (0.5, "50%")])
+@pytest.mark.parametrize(
+    ("threshold", "alert"),
+    [
+        ("recall_low", "MoePredictorRecallLow"),
+        ("hit_rate_low", "MoeDecodeHitRateLow"),
+        ("prefetch_late", "MoePrefetchLate"),
+        ("eviction_thrash", "MoeEvictionThrash"),
+        ("decode_slow_ratio", "MoeDecodeSlow"),
+        ("decode_stalled", "MoeDecodeStalled"),
+        ("mlx_memory", "MoeMlxMemoryHigh"),
+    ],
+)
+def test_a_description_names_the_limit_as_it_was_set(threshold: str, alert: str, value: float, shown: str) -> None:
+    """Not rounded to whole percents."""
+    described = alerting(CONFIG.with_threshold(threshold, value))[alert]["annotations"]["description"]
+
+    assert re.search(rf"(?<![\d.]){re.escape(shown)}", described), described
 
 
 def test_a_read_latency_between_bounds_is_refused() -> None:

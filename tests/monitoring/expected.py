@@ -173,7 +173,7 @@ def reads(value: str = "147.5ms", run: str = "r1") -> Firing:
         "MoeReadLatencyHigh",
         _warning(**_of_run(run), source="demand"),
         "Expert reads are slow on mac:9464",
-        f"p99 of demand reads in decode on mac:9464 was {value} (limit 82ms).",
+        f"p99 of demand reads in decode on mac:9464 was {value} (limit 81.92ms).",
         "moe-host",
     )
 

@@ -18,6 +18,21 @@ def duration(seconds: float) -> str:
     return "0s"
 
 
+def number(value: float) -> str:
+    """A threshold as it stands in an expression, with every digit that it was given."""
+    return f"{value:.12g}"
+
+
+def percent(share: float) -> str:
+    """A share of 1 as a description names it: 0.075 is 7.5%."""
+    return f"{number(share * 100)}%"
+
+
+def millis(seconds: float) -> str:
+    """Seconds as a description names them: 0.00032 is 0.32ms."""
+    return f"{number(seconds * 1000)}ms"
+
+
 def seconds(text: str) -> float:
     """A Prometheus duration such as 5m or 1h30m in seconds; ValueError for anything else."""
     parts = re.findall(r"(\d+)(ms|[smhd])", text)

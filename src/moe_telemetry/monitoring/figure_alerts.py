@@ -5,7 +5,7 @@ from __future__ import annotations
 from moe_telemetry import catalog as c
 
 from .alert import DECODE, HOST, MINUTE, NUMBER, ON, OVERVIEW, PREFETCH, SHARE, Alert
-from .config import Config
+from .config import Config, millis, number, percent
 from .promql import matchers
 from .recording import Names
 
@@ -16,8 +16,8 @@ def _decode(series: str) -> str:
 
 def _drop(config: Config, figure: str, limit: float) -> str:
     names = Names(config)
-    usual = f"({_decode(names.usual(figure))} > {config.thresholds.baseline_floor:g})"
-    return f"1 - {_decode(names.recorded(figure))}\n  / {usual}\n> {limit:g}"
+    usual = f"({_decode(names.usual(figure))} > {number(config.thresholds.baseline_floor)})"
+    return f"1 - {_decode(names.recorded(figure))}\n  / {usual}\n> {number(limit)}"
 
 
 def _queried(series: str, shown: str) -> str:
@@ -41,10 +41,10 @@ def recall(config: Config) -> list[Alert]:
     return [
         Alert(
             "MoePredictorRecallLow",
-            f"{series} < {limits.recall_low:g}",
+            f"{series} < {number(limits.recall_low)}",
             "warning",
             f"Predictor recall is low on {ON}",
-            f"Decode recall on {ON} was {SHARE} (floor {limits.recall_low:.0%}), model {{{{ $labels.model }}}}.",
+            f"Decode recall on {ON} was {SHARE} (floor {percent(limits.recall_low)}), model {{{{ $labels.model }}}}.",
             PREFETCH,
             wait=10 * MINUTE,
             keep=5 * MINUTE,
@@ -69,10 +69,10 @@ def hit_rate(config: Config) -> list[Alert]:
     return [
         Alert(
             "MoeDecodeHitRateLow",
-            f"{series} < {limits.hit_rate_low:g}",
+            f"{series} < {number(limits.hit_rate_low)}",
             "warning",
             f"Decode hit rate is low on {ON}",
-            f"Decode hit rate on {ON} was {SHARE} (floor {limits.hit_rate_low:.0%}).",
+            f"Decode hit rate on {ON} was {SHARE} (floor {percent(limits.hit_rate_low)}).",
             OVERVIEW,
             wait=10 * MINUTE,
             keep=5 * MINUTE,
@@ -95,11 +95,11 @@ def late(config: Config) -> Alert:
     limit = config.thresholds.prefetch_late
     return Alert(
         "MoePrefetchLate",
-        f"{_decode(Names(config).timing)} > {limit:g}",
+        f"{_decode(Names(config).timing)} > {number(limit)}",
         "warning",
         f"Prefetched experts arrive too late on {ON}",
         f"{SHARE} of decode lookups on {ON} were for experts that were predicted and not there yet"
-        f" (limit {limit:.0%}).",
+        f" (limit {percent(limit)}).",
         PREFETCH,
         wait=5 * MINUTE,
         keep=5 * MINUTE,
@@ -111,11 +111,11 @@ def thrash(config: Config) -> Alert:
     limit = config.thresholds.eviction_thrash
     return Alert(
         "MoeEvictionThrash",
-        f"{_decode(Names(config).evicted)} > {limit:g}",
+        f"{_decode(Names(config).evicted)} > {number(limit)}",
         "warning",
         f"Experts are evicted before use on {ON}",
         f"{SHARE} of decode lookups on {ON} were for experts that had been read and were gone again"
-        f" (limit {limit:.0%}).",
+        f" (limit {percent(limit)}).",
         PREFETCH,
         wait=10 * MINUTE,
         keep=5 * MINUTE,
@@ -128,11 +128,11 @@ def slow(config: Config) -> Alert:
     speed, usual = _decode(names.recorded("tokens_per_second")), _decode(names.usual("tokens_per_second"))
     return Alert(
         "MoeDecodeSlow",
-        f"{speed} < {limits.decode_slow:g}\nor\n{speed} < {limits.decode_slow_ratio:g} * {usual}",
+        f"{speed} < {number(limits.decode_slow)}\nor\n{speed} < {number(limits.decode_slow_ratio)} * {usual}",
         "warning",
         f"Decode is slow on {ON}",
-        f"Decode on {ON} ran at {NUMBER} tok/s of forward time: below {limits.decode_slow:g} tok/s or"
-        f" {limits.decode_slow_ratio:.0%} of this run's usual speed.",
+        f"Decode on {ON} ran at {NUMBER} tok/s of forward time: below {number(limits.decode_slow)} tok/s or"
+        f" {percent(limits.decode_slow_ratio)} of this run's usual speed.",
         OVERVIEW,
         wait=10 * MINUTE,
         keep=5 * MINUTE,
@@ -144,10 +144,10 @@ def stalled(config: Config) -> Alert:
     limit = config.thresholds.decode_stalled
     return Alert(
         "MoeDecodeStalled",
-        f"{_decode(Names(config).stall)} > {limit:g}",
+        f"{_decode(Names(config).stall)} > {number(limit)}",
         "critical",
         f"Decode waits for experts on {ON}",
-        f"{SHARE} of decode time on {ON} was spent blocked on experts (limit {limit:.0%}).",
+        f"{SHARE} of decode time on {ON} was spent blocked on experts (limit {percent(limit)}).",
         OVERVIEW,
         wait=5 * MINUTE,
         keep=5 * MINUTE,
@@ -158,15 +158,16 @@ def reads(config: Config) -> Alert:
     """One slow read in a hundred, by phase and source."""
     limit = config.thresholds.read_latency
     if limit not in c.READ_DURATION.bounds:
-        bounds = ", ".join(f"{bound:g}" for bound in c.READ_DURATION.bounds)
-        raise ValueError(f"read_latency {limit:g} is not on a bucket's bound, where comparisons are exact: {bounds}")
+        bounds = ", ".join(map(number, c.READ_DURATION.bounds))
+        given = f"read_latency {number(limit)}"
+        raise ValueError(f"{given} is not on a bucket's bound, where comparisons are exact: {bounds}")
     return Alert(
         "MoeReadLatencyHigh",
-        f"{Names(config).read_p99} > {limit:g}",
+        f"{Names(config).read_p99} > {number(limit)}",
         "warning",
         f"Expert reads are slow on {ON}",
         f"p99 of {{{{ $labels.source }}}} reads in {{{{ $labels.phase }}}} on {ON} was"
-        f" {{{{ $value | humanizeDuration }}}} (limit {limit * 1000:.0f}ms).",
+        f" {{{{ $value | humanizeDuration }}}} (limit {millis(limit)}).",
         HOST,
         wait=10 * MINUTE,
         keep=5 * MINUTE,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from moe_telemetry import catalog as c
 
-from .config import Config, duration
+from .config import Config, duration, number
 from .promql import Q99, TARGET, matchers, quantile, rate, ratio, select, sum_by
 
 Rule = dict[str, object]
@@ -117,7 +117,7 @@ def _of_run(config: Config, metric: c.Metric, *keys: str, part: str = "") -> str
 
 def _under_traffic(config: Config, expression: str) -> str:
     """Absent below the floor, so that neither an alert nor a baseline sees figures that chance made."""
-    return f"{expression}\nand {Names(config).tokens} > {config.thresholds.traffic:g}"
+    return f"{expression}\nand {Names(config).tokens} > {number(config.thresholds.traffic)}"
 
 
 def _share(by_outcome: str, whole: str, metric: c.Metric, outcome: str) -> str:
@@ -151,7 +151,7 @@ def _recall(config: Config) -> list[Rule]:
 def _speed(config: Config) -> list[Rule]:
     """Per second of forward time: an idle host is not slow, and a runtime that counts no tokens has no speed of 0."""
     names = Names(config)
-    busy = f"({names.busy} > {config.thresholds.busy_floor:g})"
+    busy = f"({names.busy} > {number(config.thresholds.busy_floor)})"
     stall = _of_run(config, c.STALL_DURATION, "phase", part="sum")
     return [
         _record(names.busy, _of_run(config, c.FORWARD_DURATION, "phase", part="sum")),
@@ -164,7 +164,7 @@ def _read_p99(config: Config) -> str:
     window = duration(config.windows.short)
     durations = quantile(Q99, SOURCED, rate(c.READ_DURATION, window, scope(config), part="bucket"))
     reads = sum_by(SOURCED, rate(c.READ_DURATION, window, scope(config), part="count"))
-    enough = f"{reads} > {config.thresholds.reads_floor:g}"
+    enough = f"{reads} > {number(config.thresholds.reads_floor)}"
     return _join(config, f"(\n{durations}\nand {enough}\n)")
 
 

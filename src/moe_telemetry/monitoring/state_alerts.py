@@ -5,7 +5,7 @@ from __future__ import annotations
 from moe_telemetry import catalog as c
 
 from .alert import DECODE, HOST, LAYERS, MINUTE, NUMBER, ON, OVERVIEW, SHARE, Alert
-from .config import Config, duration
+from .config import Config, duration, number, percent
 from .promql import TARGET, increase, rate, select, sum_by
 from .recording import scope
 
@@ -46,11 +46,12 @@ def union(config: Config) -> Alert:
 def hung(config: Config) -> Alert:
     """A pass grows old; when idle its age is 0."""
     limits = {DECODE: config.thresholds.forward_hung, "prefill": config.thresholds.forward_hung_prefill}
-    age = "max by (job, instance, phase) ({}) > {:g}"
+    age = "max by (job, instance, phase) ({}) > {}"
     return Alert(
         "MoeForwardHung",
         "\nor\n".join(
-            age.format(select(c.FORWARD_ACTIVE, scope(config), phase=phase), limit) for phase, limit in limits.items()
+            age.format(select(c.FORWARD_ACTIVE, scope(config), phase=phase), number(limit))
+            for phase, limit in limits.items()
         ),
         "critical",
         f"A forward pass does not end on {ON}",
@@ -67,10 +68,10 @@ def memory(config: Config) -> Alert:
     available = f"(max by ({', '.join(TARGET)}) ({select(c.MLX_MEMORY_LIMIT, scope(config))}) > 0)"
     return Alert(
         "MoeMlxMemoryHigh",
-        f"{active}\n  / {available}\n> {limit:g}",
+        f"{active}\n  / {available}\n> {number(limit)}",
         "warning",
         f"MLX memory is nearly full on {ON}",
-        f"MLX arrays on {ON} held {SHARE} of MLX's memory limit (alert above {limit:.0%}).",
+        f"MLX arrays on {ON} held {SHARE} of MLX's memory limit (alert above {percent(limit)}).",
         HOST,
         wait=5 * MINUTE,
         keep=5 * MINUTE,
@@ -84,7 +85,7 @@ def detached(config: Config) -> Alert:
     def flow(metric: c.Metric, **labels: str) -> str:
         return sum_by(TARGET, rate(metric, window, scope(config), phase=DECODE, **labels))
 
-    tokens = f"{flow(c.TOKENS)} > {config.thresholds.detached_tokens:g}"
+    tokens = f"{flow(c.TOKENS)} > {number(config.thresholds.detached_tokens)}"
     pool = select(c.POOL_CAPACITY, scope(config))
     return Alert(
         "MoeHooksDetached",
