@@ -148,9 +148,20 @@ def test_an_alert_says_what_and_where(name: str) -> None:
     assert name == "MoeTargetDown" or "$value" in annotations["description"]
     assert f"{CONFIG.runbook_url}#{name.lower()}" == annotations["runbook_url"]
     assert re.fullmatch(
-        r"/d/moe-(overview|prefetch|layers|host)\?var-instance=\{\{ \$labels.instance \}\}", annotations["dashboard"]
+        r"http://127\.0\.0\.1:3000/d/moe-(overview|prefetch|layers|host)\?var-instance=\{\{ \$labels\.instance \}\}"
+        r"(&var-(phase|source)=\{\{ \$labels\.\3 \}\})*",
+        annotations["dashboard"],
     )
     assert rule["for"] not in ("0s", None)
+
+
+@pytest.mark.parametrize("name", WANTED)
+@pytest.mark.parametrize("url", ["https://grafana.example.org/moe", "https://grafana.example.org/moe/"])
+def test_an_alert_leads_to_the_configured_grafana(name: str, url: str) -> None:
+    """An address that a mail or chat can open, with or without a slash at its end."""
+    link = alerting(replace(CONFIG, grafana_url=url))[name]["annotations"]["dashboard"]
+
+    assert link.startswith("https://grafana.example.org/moe/d/moe-")
 
 
 @pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS)

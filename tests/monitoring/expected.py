@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 INSTANCE = "mac:9464"
+GRAFANA = "http://127.0.0.1:3000"
 RUNBOOK = "https://example.org/moe_telemetry/runbook.md"
 
 
@@ -17,6 +18,8 @@ class Firing:
     summary: str = ""
     description: str = ""
     dashboard: str = ""
+    variables: str = ""
+    """Of its dashboard's link, besides the instance."""
     instance: str = INSTANCE
 
     @property
@@ -41,7 +44,7 @@ class Firing:
                 "summary": self.summary,
                 "description": self.description,
                 "runbook_url": f"{RUNBOOK}#{self.name.lower()}",
-                "dashboard": f"/d/{self.dashboard}?var-instance={self.instance}",
+                "dashboard": f"{GRAFANA}/d/{self.dashboard}?var-instance={self.instance}{self.variables}",
             },
         }
 
@@ -175,6 +178,7 @@ def reads(value: str = "147.5ms", run: str = "r1") -> Firing:
         "Expert reads are slow on mac:9464",
         f"p99 of demand reads in decode on mac:9464 was {value} (limit 81.92ms).",
         "moe-host",
+        "&var-phase=decode&var-source=demand",
     )
 
 

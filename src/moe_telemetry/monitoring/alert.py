@@ -26,6 +26,8 @@ class Alert:
     dashboard: str
     wait: float
     keep: float = 0
+    variables: tuple[str, ...] = ("instance",)
+    """The dashboard's, set from the alert's labels of the same names."""
 
     @property
     def anchor(self) -> str:
@@ -42,9 +44,14 @@ class Alert:
             "summary": self.summary,
             "description": self.description,
             "runbook_url": f"{config.runbook_url}#{self.anchor}",
-            "dashboard": f"/d/{self.dashboard}?var-instance={{{{ $labels.instance }}}}",
+            "dashboard": self._link(config),
         }
         return found
+
+    def _link(self, config: Config) -> str:
+        """Its dashboard, which a receiver outside of Grafana can open."""
+        values = "&".join(f"var-{name}={{{{ $labels.{name} }}}}" for name in self.variables)
+        return f"{config.grafana_url.rstrip('/')}/d/{self.dashboard}?{values}"
 
 
 OVERVIEW, PREFETCH, LAYERS, HOST = "moe-overview", "moe-prefetch", "moe-layers", "moe-host"

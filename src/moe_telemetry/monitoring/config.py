@@ -112,6 +112,8 @@ class Config:
     thresholds: Thresholds = field(default_factory=Thresholds)
     runbook_url: str = "https://example.org/moe_telemetry/runbook.md"
     """Where docs/runbook.md is published; `export --runbook-url` sets it."""
+    grafana_url: str = "http://127.0.0.1:3000"
+    """Where alerts' links to dashboards lead, as their readers reach it."""
     datasource_uid: str = "moe-prometheus"
     targets: tuple[str, ...] = ("host.docker.internal:9464",)
     """Exporters, as Prometheus reaches them; the defaults of these are the compose file's."""

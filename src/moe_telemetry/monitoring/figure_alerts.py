@@ -171,4 +171,5 @@ def reads(config: Config) -> Alert:
         HOST,
         wait=10 * MINUTE,
         keep=5 * MINUTE,
+        variables=("instance", "phase", "source"),
     )
