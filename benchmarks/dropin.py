@@ -10,7 +10,7 @@ import random
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import count, repeat
+from itertools import count, cycle, repeat
 from time import thread_time
 from typing import Any
 
@@ -35,6 +35,8 @@ class Case:
     against: Event
     most: float | None = None
     off_most: float | None = OFF_MOST
+    before: Event | None = None
+    """Something to happen once while telemetry runs, before the event is measured."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,28 @@ def _layer(module: Any) -> Event:
         module.note_miss_attrib(routed, predicted, resident, True, ready)
 
     return layer
+
+
+def _with_union(module: Any, timing: str, layers: int = 48) -> Event:
+    """A union of the next layer, and a timing."""
+    index = cycle(range(layers))
+
+    def ticked() -> None:
+        module.note_union(1, 10, next(index))
+        module._tick("fetch", 0.0)
+
+    def timed() -> None:
+        module.note_union(1, 10, next(index))
+        module.note_tprof("predict_s", 1e-4, count_key="predict_n")
+
+    def union() -> None:
+        module.note_union(1, 10, next(index))
+
+    return {"_tick": ticked, "note_tprof": timed, "": union}[timing]
+
+
+def _one_fetch() -> None:
+    profiling.PROF["fetch"] += 0.1
 
 
 def _block(module: Any) -> Event:
@@ -139,12 +163,22 @@ def cases(recorder: Recorder) -> list[Case]:
     def notes(name: str, segment: str, **named: Any) -> Case:
         return Case(name, note(profiling, segment, **named), note(seed, segment, **named), 2.0)
 
+    def unions(name: str, timing: str, layers: int = 48, most: float = 1.2, **more: Any) -> Case:
+        return Case(name, *(_with_union(module, timing, layers) for module in (profiling, seed)), most, **more)
+
     return [
         notes("note_tprof with its count", "predict_s", count_key="predict_n"),
         notes("note_tprof", "take_s"),
         notes("note_tprof, placed", "place_s", count_key="place_experts", count=3),
         Case("_tick", lambda: profiling._tick("fetch", 0.0), lambda: seed._tick("fetch", 0.0), 2.0),
         Case("note_union", lambda: profiling.note_union(1, 10, 3), lambda: seed.note_union(1, 10, 3), 0.6),
+        unions("note_union after one PROF[...] +=", "", before=_one_fetch),
+        unions("note_union and _tick", "_tick"),
+        unions("note_union and note_tprof", "note_tprof"),
+        # Where a model has one such layer, each call ends a pass.
+        unions("the first, one layer a pass", "", 1, 1.5, before=_one_fetch),
+        unions("note_union and _tick, one layer a pass", "_tick", 1, 1.5),
+        unions("note_union and note_tprof, one layer a pass", "note_tprof", 1, 1.5),
         Case("note_miss_attrib, 10 experts", *_misses(10), 0.5),
         Case("note_miss_attrib, 25 experts", *_misses(25), 0.3),
         Case("note_union, then note_miss_attrib of 10", _layer(profiling), _layer(seed), 0.75),
@@ -173,6 +207,8 @@ def measure(repeats: int, calls: int) -> list[Row]:
         for case in cases(recorder):
             off = _medians(case, repeats, calls)
             with capture():
+                if case.before is not None:
+                    case.before()
                 running = _medians(case, repeats, calls)
             rows.append(Row(case.name, *running, *off, case.most, case.off_most))
     return rows

@@ -641,3 +641,28 @@ def test_threads_lose_nothing(variant):
         assert 16_000 == UNION_PROF[1][1]
     assert 16_000 == captured.total("moe.layer.calls")
     assert 16_000 == captured.value("moe.promote.duration", phase="decode", step="take").count
+
+
+@pytest.mark.parametrize("timing", ["fetch", "predict", "write"])
+def test_unions_stay_cheap_while_seconds_are_timed(timing, monkeypatch):
+    """A timing, before its layer's decision or behind it, leaves the unions within a pass to note_union itself."""
+    with capture() as captured:
+        calls = {
+            "fetch": lambda: profiling._tick("fetch", profiling.perf_counter()),
+            "predict": lambda: note_tprof("predict_s", 1e-4, count_key="predict_n"),
+            "write": lambda: PROF.__setitem__("fetch", PROF["fetch"] + 0.5),
+        }
+        slow: list[str] = []
+        for number in range(10 * 48):
+            if number == 3 * 48:
+                for name in ("note", "_decide", "_turn"):
+                    monkeypatch.setattr(flow, name, lambda *_, name=name: slow.append(name))
+            calls[timing]()
+            note_union(1, 10, number % 48)
+        assert [] == slow
+        monkeypatch.undo()
+        assert 480 == captured.total("moe.layer.calls")
+        found = captured.value("moe.prefetch.duration", phase="decode", stage="predict")
+        if timing != "predict":
+            found = captured.value("moe.block.duration", phase="decode", segment="fetch")
+        assert found.count >= 480 - 192 - 1  # what a scrape may lack

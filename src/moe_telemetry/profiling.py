@@ -115,6 +115,8 @@ def _note_first(error: Exception, seg: Any, dt: Any, count_key: Any, count: Any)
         if series is not None and series.target is PREFETCH_TPROF and seg in PREFETCH_TPROF:
             _raw_prefetch[seg] = (series.raw, series.counter)
             flow.touched(series)
+            if series.counter is None:
+                flow.touched(by_key["place_experts"])
             note_tprof(seg, dt, count_key=count_key, count=count)
             return
         PREFETCH_TPROF[seg] += dt
@@ -172,6 +174,8 @@ def note_union(seq: int, union_count: int, layer_idx: int = -1) -> None:
             flow.note(seq, union_count, layer_idx)
             return
         cells = _fast[seq][layer_idx]
+        if flow.watched and (layer_idx <= flow.layer or layer_idx >= flow.end or seq != flow.seq):
+            flow.turn(seq, layer_idx)
         cells.sizes[union_count] += 1
         cells.unknown += 1
         if union_count > cells.capacity:

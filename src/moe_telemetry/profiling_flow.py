@@ -19,14 +19,15 @@ from .profiling_unions import UNKNOWN, Unions
 from .store import NONE, Store
 from .values import MAX_COUNT, MAX_LAYER, refuse_lazy
 
-BATCH = 48
-"""Seconds of a segment are put into buckets when so many belong to passes of a known phase."""
+BATCH = 192
+"""Seconds are put into buckets at the end of a pass when there have been so many unions since the last time."""
 
 
 class Flow:
     """Where the runtime is, and what waits for a label.
 
-    `busy` says that `note_union` must come here; otherwise it writes to cells by itself.
+    `busy` says that `note_union` must come here; otherwise it writes to cells by itself, and asks for a `turn` where
+    a pass begins or ends while the phase is `watched`.
     """
 
     def __init__(self, home: Store, series: Iterable[Series], lose: Lose, waits: bool) -> None:
@@ -46,12 +47,18 @@ class Flow:
         self._begin(live)
 
     def _begin(self, live: bool) -> None:
-        self.waits = self.busy = self._waits_at_first and live
+        # `busy`: the next union has something to do. `watched`: `phase` is kept up to date, union by union.
+        self.waits = self.busy = self.watched = self._waits_at_first and live
         self.timed = False
+        self._used: tuple[Series, ...] = ()  # series that have had a value
+        self._before: tuple[Series, ...] = ()  # those that wait for their layer's decision
+        self._ordered = True  # nothing is to be learned of them now
+        self._due = BATCH  # unions until the series are drained
+        self._first = 0  # first layer of the pass
         self.seq, self.layer = UNKNOWN, NONE  # of the last union
         self.phase = self._explicit or "decode"  # of the layer decided last
         self._pending_phase: str | None = None
-        self._end = 0  # last layer of the pass before
+        self.end = 0  # last layer of the pass before
         self._marked = True  # the series' marks are those of the last decision
         self._learned = False  # the order of a layer's calls
         self.miss = MissBalance()
@@ -84,15 +91,16 @@ class Flow:
     def known(self) -> str:
         """The phase as far as it is known now, for what can wait no longer."""
         told = self.told()
-        if told is None and not self.busy and self.seq != UNKNOWN:
+        if told is None and not self.watched and self.seq != UNKNOWN:
             return self.of(self.seq)
         return told or self.phase
 
     def watch(self) -> None:
-        """From now on there is something that a union may decide."""
-        if not self.busy:
+        """There is something that the next union may decide."""
+        if not self.watched:
             self.phase = self.known()
-            self.busy = True
+            self.watched = True
+        self.busy = True
 
     # -- unions and decisions ----------------------------------------------------------------------------------
 
@@ -104,49 +112,74 @@ class Flow:
                 layer = NONE if layer is None else whole(layer)
             if layer < 0:
                 layer = NONE
-            if self.busy or self.home.active:
-                self._union(seq, size, layer)
-                return
-            phase = self.of(seq)
-            cells = self.unions.add(phase, seq, size, layer)
-            if cells is not None:
-                cells.unknown += 1
-                self.unions.remember(phase, seq)
-            self.seq, self.layer = seq, layer
+            self._union(seq, size, layer)
         except Exception as error:
             self._lose("note_union", error)
 
     def _union(self, seq: int, size: int, layer: int) -> None:
         if seq < 1 or not 0 <= size <= MAX_COUNT or layer > MAX_LAYER:
             self.unions.add("decode", seq, size, layer)
+        active = bool(self.home.active)
+        self.busy = self.waits or active  # a pass of the recorder's may end before the next union
         if self.miss.owed or self.recall.owed:
             self.settle_counts()
         if self.unions.pending is not None:
             self.resolve()
-        begins = layer <= self.layer or seq != self.seq or layer < 0
-        if begins and self.layer >= 0:
-            self._end = self.layer
+        if not self.waits:
+            phase = self.of(seq)
+            if self.watched:
+                self._turn(phase, seq, layer, always=not self._learned)
+            self.seq, self.layer = seq, layer
+            cells = self.unions.add(phase, seq, size, layer)
+            if cells is not None:
+                cells.unknown += 1
+                if not active:
+                    self.unions.remember(phase, seq)
+            return
+        if layer <= self.layer or seq != self.seq or layer < 0:
+            if self.layer >= 0:
+                self.end = self.layer
+            for series in self._used:
+                if not series.before:
+                    series.mark = len(series)
         self.seq = seq
         self.layer = layer
-        if self.waits:
-            if begins and self.timed:
-                for series in self._series:
-                    if not series.before:
-                        series.mark = len(series)
-            self._pending_phase = self.told() if self.home.active or self._explicit else None
-            left = self.unions.pending  # with the next line an exchange without a call: no union is lost or taken twice
-            self.unions.pending = (seq, size, layer)
-            if left is not None:
-                self._count(left)
+        self._pending_phase = self.told() if active or self._explicit else None
+        left = self.unions.pending  # with the next line an exchange without a call: no union is lost or taken twice
+        self.unions.pending = (seq, size, layer)
+        if left is not None:
+            self._count(left)
+
+    def turn(self, seq: int, layer: int) -> None:
+        """A pass begins or ends with this union, of which nothing is counted yet."""
+        if seq != self.seq or not self._ordered:
+            self._turn(self.of(seq), seq, layer)
             return
-        phase = self.of(seq)
-        if begins or phase != self.phase or layer >= self._end or not self._learned:
-            self._decide(phase, layer, waited=False)
+        if layer <= self.layer:
+            self._first = layer
+            if self.layer >= 0:
+                self.end = self.layer
+        if 0 <= layer < self.end:
+            self._marked = False
+            return
+        self._marked = True
+        self._due -= 1 + layer - self._first
+        if self._due <= 0:
+            self._drain()
+            return
+        for series in self._before:
+            series.mark = len(series.seen) + len(series.raw)
+
+    def _turn(self, phase: str, seq: int, layer: int, always: bool = False) -> None:
+        begins = layer <= self.layer or seq != self.seq or layer < 0
+        if begins:
+            self._first = layer
+            if self.layer >= 0:
+                self.end = self.layer
+        if begins or phase != self.phase or layer >= self.end or always:
+            self._decide(phase, seq, layer, waited=False)
         else:
             self._marked = False
-        cells = self.unions.add(phase, seq, size, layer)
-        if cells is not None:
-            cells.unknown += 1
 
     def misses(self, phase: str) -> tuple[LayerCells, bool]:
         """Cells for the lookups of the layer at hand, and whether they are the first to tell of the layer call."""
@@ -159,7 +192,7 @@ class Flow:
         if pending is not None:
             seq, size, layer = pending
             if self.timed or told != self.phase or self.recall.owed:
-                self._decide(told, layer, waited=True)
+                self._decide(told, seq, layer, waited=True)
             try:
                 cells = unions.by_phase[phase][seq][layer]
                 cells.sizes[size] += 1
@@ -174,7 +207,7 @@ class Flow:
             self.waits = True
             self.watch()
         if self.timed or told != self.phase:
-            self._decide(told, self.layer, waited=False)
+            self._decide(told, self.seq, self.layer, waited=False)
         try:
             return unions.by_phase[phase][self.seq][self.layer], untold
         except KeyError:
@@ -190,7 +223,7 @@ class Flow:
     def _count(self, pending: tuple[int, int, int]) -> None:
         seq, size, layer = pending
         phase = self._pending_phase or self.of(seq)
-        self._decide(phase, layer, waited=True)
+        self._decide(phase, seq, layer, waited=True)
         try:
             cells = self.unions.add(phase, seq, size, layer)
             if cells is not None:
@@ -198,37 +231,52 @@ class Flow:
         except Exception as error:
             self._lose("note_union", error)
 
-    def _decide(self, phase: str, layer: int, waited: bool) -> None:
+    def _decide(self, phase: str, seq: int, layer: int, waited: bool) -> None:
         """The layer at hand is of this phase; `waited`: since its union."""
         if not self._learned and self.timed:
             self._learn_order()
         if phase != self.phase:
             self._change(phase, waited)
         if self.recall.owed:
-            self.recall.add(self.unions.cells(phase, self.seq, layer))
-        cells = self.home.phases[phase]
-        if self.timed:
-            self._marked = layer >= self._end or layer < 0
-            if self._marked:
-                for series in self._series:
-                    number = len(series)
-                    if number >= BATCH:
-                        series.drain(number, cells)
-                    elif series.before:
-                        series.mark = number
+            self.recall.add(self.unions.cells(phase, seq, layer))
+        if layer >= self.end or layer < 0:
+            self._mark(layer)
+        else:
+            self._marked = False
+
+    def _mark(self, layer: int) -> None:
+        """A pass ends: all that came so far is of its phase."""
+        self._marked = True
+        self._due -= 1 + layer - self._first
+        if self._due <= 0:
+            self._drain()
+            return
+        for series in self._before:
+            series.mark = len(series.seen) + len(series.raw)
+
+    def _drain(self) -> None:
+        self._due = BATCH
+        cells = self.home.phases[self.phase]
+        for series in self._used:
+            series.drain(len(series), cells)
 
     def _learn_order(self) -> None:
         """What decides may come before promote, or behind it: the first layer shows."""
-        if any(len(series) for series in self._series if series.before):
+        if any(len(series) for series in self._used if series.before):
             self._learned = True
             for series in self._series:
                 if series.either:
                     series.before = len(series) > 0
+            self._sort_used()
+
+    def _sort_used(self) -> None:
+        self._before = tuple(series for series in self._used if series.before)
+        self._ordered = self._learned or not self._before
 
     def _change(self, phase: str, waited: bool) -> None:
         """Put what belongs to the passes behind into their phase; the rest waits on, for the new one."""
         old = self.home.phases[self.phase]
-        for series in self._series:
+        for series in self._used:
             number = len(series)
             if not series.before:
                 cut = series.mark if waited else number
@@ -248,8 +296,11 @@ class Flow:
 
     def touched(self, series: Series) -> None:
         """A series has got its first value, or too many to wait longer."""
-        self.timed = True
-        self.watch()
+        if series not in self._used:
+            self._used += (series,)
+            self._sort_used()
+            self.timed = True
+            self.watch()
         if len(series) > Series.LIMIT:
             series.drain(len(series), self.home.phases[self.known()])
 
