@@ -416,6 +416,7 @@ def test_misses_written_in_place():
             write_misses(decode=True)
         note_union(64, 5, 2)
         write_misses(decode=False)
+        note_union(64, 5, 3)
         for layer in ("0", "1", "2"):
             assert {"hit": 2, "miss_timing": 1, "miss_evicted": 1, "miss_unpredicted": 1} == lookups(
                 captured, "decode", layer
@@ -424,14 +425,14 @@ def test_misses_written_in_place():
             captured, "prefill", "2"
         )
         assert 0 == captured.total("moe.expert.lookups", phase="prefill", layer="0")
-        assert 4 == captured.total("moe.layer.calls", residency="unknown") == captured.total("moe.layer.calls")
+        assert 5 == captured.total("moe.layer.calls", residency="unknown") == captured.total("moe.layer.calls")
 
 
 def test_a_decode_miss_without_its_split_is_late():
     """A decode miss A that is not split by the end of its layer counts as miss_timing."""
     with capture() as captured:
         write_misses(decode=True, split=False)
-        assert {"hit": 2, "miss_timing": 2, "miss_evicted": 0, "miss_unpredicted": 1} == lookups(captured, "decode")
+    assert {"hit": 2, "miss_timing": 2, "miss_evicted": 0, "miss_unpredicted": 1} == lookups(captured, "decode")
 
 
 def test_balances_that_are_negative_in_between():
@@ -448,6 +449,7 @@ def test_balances_that_are_negative_in_between():
         PREDICT_RECALL_PROF["routed"] += 3
         MISS_ATTRIB["n"] += 1
         PREDICT_RECALL_PROF["n"] += 1
+        MISS_ATTRIB["routed"] += 1  # the next layer's first
         assert 1 == captured.value("moe.expert.lookups", phase="prefill", layer="0", outcome="hit")
         assert (2, 1) == recall(captured)
     assert 4 == captured.total("moe.expert.lookups")
@@ -456,6 +458,108 @@ def test_balances_that_are_negative_in_between():
 def recall(captured: Capture) -> tuple[float, float]:
     recalled, missed = (captured.total("moe.predictor.experts", outcome=one) for one in ("recalled", "missed"))
     return recalled, missed
+
+
+MERGED = {
+    **{"routed": 100, "resident_hit": 80, "miss_A_predicted": 15, "miss_B_unpredicted": 5, "n": 10},
+    **{"dec_routed": 100, "dec_resident_hit": 80, "dec_miss_A": 15, "dec_miss_B": 5, "dec_n": 10},
+    **{"dec_miss_A_timing": 9, "dec_miss_A_evicted": 6},
+}
+"""What a runtime counted by itself, decode only."""
+
+
+@pytest.mark.parametrize("order", [list, sorted, lambda keys: ["n", "dec_n", *(key for key in keys if key[-1] != "n")]])
+@pytest.mark.parametrize("way", ["in turn", "update", "behind a union"])
+def test_counts_merged_in_any_order_count_once(order, way):
+    """Totals and dec_ entries that are added entry by entry are decode only, though n comes before dec_ entries."""
+    with capture() as captured:
+        for _ in range(3):
+            if way == "behind a union":
+                note_union(1, 10, 3)
+            rises = {key: MERGED[key] for key in order(list(MERGED))}
+            if way == "update":
+                MISS_ATTRIB.update({key: MISS_ATTRIB[key] + rise for key, rise in rises.items()})
+            else:
+                for key, rise in rises.items():
+                    MISS_ATTRIB[key] += rise
+            shown = captured.total("moe.expert.lookups", phase="decode")
+        if order is list:
+            assert 200 == shown  # not only when telemetry stops
+    wanted = {"hit": 240, "miss_timing": 27, "miss_evicted": 18, "miss_unpredicted": 15}
+    assert wanted == lookups(captured, "decode", "3" if way == "behind a union" else "none")
+    assert 0 == captured.total("moe.expert.lookups", phase="prefill")
+
+
+def test_an_entry_that_is_gone_drops_alone():
+    """A missing entry raises where it is read itself; start and stop switch whole, and the others count on."""
+    missing = [(MISS_ATTRIB, "dec_n"), (PREFETCH_TPROF, "predict_n"), (PREFETCH_TPROF, "take_s"), (PROF, "fetch")]
+    with capture() as captured:
+        for _ in range(2):
+            note_miss_attrib({1, 2}, None, {1}, True)
+            note_tprof("predict_s", 0.5, count_key="predict_n")
+            note_tprof("take_s", 0.5)
+            profiling._tick("fetch", 0.0)
+            for found, key in missing:
+                found.pop(key, None)
+        assert (4, 2, 2, 1.0) == (
+            *(MISS_ATTRIB[key] for key in ("routed", "dec_resident_hit", "n")),
+            PREFETCH_TPROF["predict_s"],
+        )
+        for found, key in missing:
+            with pytest.raises(KeyError):
+                found[key]
+        note_miss_attrib({1, 2}, None, {1}, True)
+        MISS_ATTRIB["miss_B_unpredicted"] = "some"  # type: ignore[assignment]
+    assert all(type(getattr(profiling, name)) is Plain for name in DICTS)
+    assert 6 == captured.total("moe.expert.lookups")
+    with capture():
+        assert all(type(getattr(profiling, name)) is not Plain for name in DICTS)
+
+
+@pytest.mark.parametrize("value", [2, 0.5])
+def test_a_key_of_the_runtimes_own_is_not_another_dicts(value):
+    """Entries that a runtime adds are in its dict, and in no metric."""
+    own = [(PROF, "predict_s"), (WINDOW_PROF, "fetch"), (PROF, "sum_s"), (PREFETCH_TPROF, "n_calls"), (PROF, "take_s")]
+    with capture() as captured:
+        nothing = captured.series()
+        for found, key in own:
+            found[key] = value
+            found[key] += value
+            assert 2 * value == found[key]
+    assert nothing == captured.series()
+
+
+def test_numbers_beyond_floats_are_dropped():
+    """A write in place raises what a dict raises, whatever it writes, and when it is exported."""
+    with capture() as captured:
+        for value in (0, 10**400, 0.0, 10**400, float("inf"), 0.0, 0.5):
+            for found, key in ((WINDOW_PROF, "sum_s"), (PROF, "fetch"), (PROF, "n_calls"), (PREFETCH_TPROF, "take_s")):
+                found[key] = value
+        for _ in range(2 * Series.LIMIT):
+            WINDOW_PROF["sum_s"] = 0
+            WINDOW_PROF["sum_s"] = 10**400
+        assert 10**400 == WINDOW_PROF["sum_s"]
+    assert 0.5 == captured.value("moe.block.duration", phase="decode", segment="fetch").sum
+    assert 0 < captured.value("moe.telemetry.dropped", reason="out_of_range")
+
+
+def test_a_length_that_equals_an_int_is_that_int():
+    """True and NumPy's integers are stored as ints, on the way of every later union too."""
+    with capture() as captured:
+        for _ in range(3):
+            for seq, layer in ((True, True), (np.int64(1), np.int64(1)), (1, 1)):
+                note_union(seq, 2, layer)
+                MISS_ATTRIB["resident_hit"] += 2
+                MISS_ATTRIB["n"] += 1
+                PREDICT_RECALL_PROF["routed"] += 2
+                PREDICT_RECALL_PROF["n"] += 1
+                note_miss_attrib({1}, None, {1}, False)
+        for row in captured.store.guest_rows:
+            assert (int, "1") == (type(row.tokens), row.seq)
+        rows = snapshot.build(captured.store, read(captured.store))["unions"]
+    assert {"1"} == {seq for phase in rows.values() for seq in phase}
+    assert 0 == captured.total("moe.telemetry.dropped")
+    assert all(type(seq) is int and all(type(layer) is int for layer in by) for seq, by in UNION_SAMPLES.items())
 
 
 def test_resets_and_lowered_values_lower_nothing():

@@ -26,11 +26,15 @@ class MissBalance:
         "dec_miss_A_evicted": (("unsplit", -1), ("evicted", 1)),
     }
     ENTRIES: ClassVar[frozenset[str]] = frozenset(_PARTS)
+    TOTALS: ClassVar[frozenset[str]] = frozenset(
+        ("routed", "resident_hit", "miss_A_predicted", "miss_B_unpredicted", "n")
+    )
 
-    __slots__ = ("a", "b", "decode_b", "decode_hit", "evicted", "hit", "owed", "timing", "unsplit")
+    __slots__ = ("a", "b", "complete", "decode_b", "decode_hit", "evicted", "hit", "owed", "timing", "unsplit")
 
     def __init__(self) -> None:
         self.owed = False
+        self.complete = False  # `n` has risen: only `dec_` entries of the same layers can still come
         self.hit = self.a = self.b = 0  # prefill
         self.decode_hit = self.decode_b = self.timing = self.evicted = self.unsplit = 0
 

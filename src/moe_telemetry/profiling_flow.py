@@ -306,11 +306,20 @@ class Flow:
 
     def settle_counts(self) -> None:
         """Export what in-place writes have added up to, as far as its layer and phase are known."""
+        self.settle_misses()
+        self.settle_recall()
+
+    def settle_misses(self) -> None:
+        """Lookups: never between the totals of a layer and its `dec_` entries, or they count in both phases."""
+        self.miss.complete = False
         if self.miss.owed:
             self.miss.add(
                 self.unions.cells("prefill", self.seq, self.layer) if self.miss.owes_prefill() else None,
                 self.unions.cells("decode", self.seq, self.layer) if self.miss.owes_decode() else None,
             )
+
+    def settle_recall(self) -> None:
+        """Recall: waits for its union's phase."""
         if self.recall.owed and self.unions.pending is None:
             self.recall.add(self.unions.cells(self.known(), self.seq, self.layer))
 

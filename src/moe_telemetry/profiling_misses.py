@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Any
 
 from . import values
+from .profiling_times import Lose
 from .values import MAX_ITEMS, Refused
 
 ENTRIES = (
@@ -36,7 +37,8 @@ class Sums:
 class Misses:
     """What MISS_ATTRIB lacks; the dict is brought up to date when it is read."""
 
-    def __init__(self, target: dict[str, int]) -> None:
+    def __init__(self, target: dict[str, int], lose: Lose) -> None:
+        self._lose = lose
         self.prefill = Sums()
         self.decode = Sums()
         self._target = target
@@ -59,19 +61,19 @@ class Misses:
                 sums.late -= taken[2]
                 sums.evicted -= taken[3]
                 sums.calls -= taken[4]
-                add_misses(self._target, decode, *taken)
+                self._add(decode, *taken)
 
-
-def add_misses(
-    target: dict[str, int], decode: bool, routed: int, misses: int, late: int, evicted: int, calls: int
-) -> None:
-    """Add layer calls to MISS_ATTRIB, without their being taken for writes of the runtime's."""
-    predicted = late + evicted
-    rises = [routed, routed - misses, predicted, misses - predicted, calls]
-    if decode:
-        rises += [*rises, late, evicted]
-    for entry, rise in zip(ENTRIES, rises, strict=False):
-        dict.__setitem__(target, entry, dict.__getitem__(target, entry) + rise)
+    def _add(self, decode: bool, routed: int, misses: int, late: int, evicted: int, calls: int) -> None:
+        """Without its being taken for writes of the runtime's. An entry that is gone, or no number, stays so."""
+        predicted = late + evicted
+        rises = [routed, routed - misses, predicted, misses - predicted, calls]
+        if decode:
+            rises += [*rises, late, evicted]
+        for entry, rise in zip(ENTRIES, rises, strict=False):
+            try:
+                dict.__setitem__(self._target, entry, dict.__getitem__(self._target, entry) + rise)
+            except Exception as error:
+                self._lose("note_miss_attrib", error)
 
 
 def add_plain(

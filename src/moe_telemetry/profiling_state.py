@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from numbers import Real
 from typing import Any
 
@@ -93,7 +94,7 @@ def nowhere() -> Store:
 flow = Flow(nowhere(), _ALL, lose, waits=os.environ.get("MISS_ATTRIB") == "1")
 
 
-misses = Misses(MISS_ATTRIB)
+misses = Misses(MISS_ATTRIB, lose)
 
 
 def _rise(before: Any, value: Any) -> Any:
@@ -104,9 +105,9 @@ def _rise(before: Any, value: Any) -> Any:
     return max(value - before, 0)
 
 
-def _number_changed(key: Any, before: Any, value: Any) -> None:
+def _number_changed(numbers: dict[str, Series], key: Any, before: Any, value: Any) -> None:
     """A write into a dict of seconds that is no float, or of an entry that is only the number of the others."""
-    series = by_key.get(key)
+    series = numbers.get(key)
     if series is None:
         return
     try:
@@ -123,7 +124,7 @@ def _recall_changed(key: Any, before: Any, value: Any) -> None:
         if rise <= 0:
             return
         if key == "n":
-            flow.settle_counts()
+            flow.settle_recall()
         elif key == "hit" or key == "routed":  # noqa: PLR1714  # a tuple is built or a set hashed every time
             flow.recall.change(key, rise if type(rise) is int else values.count(rise))
             if not flow.busy:
@@ -134,14 +135,16 @@ def _recall_changed(key: Any, before: Any, value: Any) -> None:
 
 def _misses_changed(key: Any, before: Any, value: Any) -> None:
     try:
-        if key in MissBalance.ENTRIES:
+        if flow.miss.complete and key in MissBalance.TOTALS:
+            flow.settle_misses()
+        if key in MissBalance.ENTRIES or key == "n":
             rise = value - before if type(value) is int and type(before) is int else _rise(before, value)
-            if rise > 0:
+            if key == "n":
+                flow.miss.complete = rise > 0
+            elif rise > 0:
                 flow.miss.change(key, rise if type(rise) is int else values.count(rise))
                 if not flow.busy:
                     flow.watch()
-        elif key == "n":
-            flow.settle_counts()
     except Exception as error:
         lose("write", error)
 
@@ -149,7 +152,7 @@ def _misses_changed(key: Any, before: Any, value: Any) -> None:
 def _with_seconds(target: dict[str, float]) -> type[Plain]:
     numbers = {found.key: found for found in _ALL if found.target is target}
     counters = {found.counter: found for found in numbers.values() if found.counter is not None}
-    return settled({**numbers, **counters}, numbers, _number_changed, flow.touched)
+    return settled({**numbers, **counters}, numbers, partial(_number_changed, numbers), flow.touched)
 
 
 _LIVE: tuple[tuple[Any, type[Plain]], ...] = (
@@ -161,7 +164,11 @@ _LIVE: tuple[tuple[Any, type[Plain]], ...] = (
 
 def switch(store: Store | None) -> None:
     """Feed a telemetry's store from now on, or none; what waits goes where things went before."""
-    misses.settle()
-    flow.move(nowhere() if store is None else store, live=store is not None)
-    for target, live in _LIVE:
-        target.__class__ = Plain if store is None else live
+    try:
+        misses.settle()
+    finally:
+        try:
+            flow.move(nowhere() if store is None else store, live=store is not None)
+        finally:
+            for target, live in _LIVE:
+                target.__class__ = Plain if store is None else live

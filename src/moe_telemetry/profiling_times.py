@@ -115,7 +115,10 @@ class Series:
         if batch:
             del self.seen[: len(batch)]
             self.mark = max(0, self.mark - len(batch))
-            self._export(phase, batch, self._lose)
+            try:
+                self._export(phase, batch, self._lose)
+            except Exception as error:  # a write in place must raise no more than a dict's
+                self._lose("write", error)
 
 
 def seconds_into(cell: Callable[[PhaseCells], HistogramCell]) -> Callable[[PhaseCells, list[Any], Lose], None]:
@@ -147,7 +150,10 @@ def block_calls(phase: PhaseCells, number: int) -> None:
 
 
 def _observe(cell: HistogramCell, batch: list[Any], lose: Lose) -> None:
-    total = sum(batch, 0.0)
+    try:
+        total = sum(batch, 0.0)
+    except OverflowError:  # an int beyond floats
+        total = inf
     if type(total) is float and -inf < total < inf:
         batch.sort()
     else:
