@@ -10,7 +10,7 @@ from moe_telemetry import catalog as c
 
 from . import causes
 from .config import Config
-from .expressions import RANGE, flow, in_order, level
+from .expressions import RANGE, ever, flow, in_order, level
 from .kit import About, Bad, Query, bars, history, table
 from .layout import Band, Section, chosen, dashboard, layers
 from .promql import ratio
@@ -48,7 +48,8 @@ def outcome() -> Panel:
     about = About(
         "Share of outcome $outcome by layer",
         "Share of a layer's lookups that had the chosen outcome. Late misses in the first layers are usual, as there "
-        "is little before them to hide a read in; in the last ones they mean that reads queue up.",
+        "is little before them to hide a read in; in the last ones they mean that reads queue up. Without `predicted` "
+        "from the runtime miss_timing is 0, without `ready` miss_evicted.",
         "percentunit",
         causes.NO_LAYERS,
     )
@@ -119,9 +120,12 @@ def overflows() -> Panel:
         "Calls per second whose union was larger than the layer's pool at that moment; 0 is right. Else: more slots "
         "for these layers, shorter prefill chunks, or fewer drafts (MoeUnionExceedsPool, for decode).",
         "suffix: calls/s",
-        causes.NO_LAYERS,
+        causes.NO_POOL,
     )
-    return history(about, Query(in_order(flow(c.LAYER_OVERFLOWS, "layer", **CHOSEN)), LEGEND), [Bad(1e-9)])
+    # A layer without a pool has none to exceed.
+    pools = f"({level(c.POOL_CAPACITY, 'layer', of='min', **LAYER)} > 0)"
+    query = f"{flow(c.LAYER_OVERFLOWS, 'layer', **CHOSEN)} and on (instance, layer) {pools}"
+    return history(about, Query(in_order(query), LEGEND), [Bad(1e-9)])
 
 
 def load_peak() -> Panel:
@@ -146,7 +150,8 @@ def evictions() -> Panel:
         "suffix: experts/s",
         causes.NO_EVICTIONS,
     )
-    return history(about, Query(in_order(flow(c.EVICTIONS, "layer", **CHOSEN)), LEGEND), scheme=REDS)
+    query = ever(flow(c.EVICTIONS, "layer", **CHOSEN), c.EVICTIONS)
+    return history(about, Query(in_order(query), LEGEND), scheme=REDS)
 
 
 def pool_fill() -> Panel:

@@ -11,7 +11,7 @@ from moe_telemetry import catalog as c
 
 from . import causes, panels
 from .config import Config
-from .expressions import RANGE, SCOPE, flow, level
+from .expressions import RANGE, SCOPE, ever, flow, level
 from .kit import GREEN, RED, About, Bad, Query, number, table, timeseries
 from .layout import Band, Section, dashboard
 from .promql import Q99, quantile, select
@@ -54,7 +54,7 @@ def speed_now(config: Config) -> Panel:
         "Tokens emitted per second of decode time, now. Red below the alert's floor; the Decode row has the run's "
         "usual speed.",
         "suffix: tok/s",
-        causes.NO_FORWARD,
+        causes.NO_SPEED,
         1,
     )
     query = Query(panels.active_speed_query("decode"), "{{instance}}")
@@ -100,7 +100,7 @@ def run() -> Panel:
         causes.NO_RUN,
     )
     query = f"last_over_time({select(c.RUN_INFO, *SCOPE, model='$model')}[{RANGE}])"
-    return number(about, Query(query, "{{model}} · {{runtime}} · {{run}}"), name=True)
+    return number(about, Query(query, "{{model}} · {{runtime}} · {{run}} · {{instance}}"), name=True)
 
 
 def run_age() -> Panel:
@@ -109,7 +109,7 @@ def run_age() -> Panel:
         "Run age",
         "Time since the run started. Drop alerts need a usual value, which a young run does not have yet.",
         "s",
-        causes.NO_RUN,
+        causes.NO_RUN_NOW,
     )
     return number(about, Query(f"time() - {level(c.RUN_START_TIME)}", "{{instance}}"), plain=True)
 
@@ -140,10 +140,8 @@ def wall_time() -> Panel:
         causes.NO_FORWARD,
     )
     idle = f"clamp_min(1 - {flow(c.FORWARD_DURATION, part='sum')}, 0)"
-    queries = [
-        *(Query(flow(c.FORWARD_DURATION, part="sum", phase=phase), f"{phase} {{{{instance}}}}") for phase in c.PHASES),
-        Query(idle, "idle {{instance}}"),
-    ]
+    times = {phase: flow(c.FORWARD_DURATION, part="sum", phase=phase) for phase in c.PHASES} | {"idle": idle}
+    queries = [Query(ever(time, c.FORWARD_DURATION), f"{use} {{{{instance}}}}") for use, time in times.items()]
     colours = {"decode": "blue", "prefill": "purple", "idle": "#d8d9da"}
     return timeseries(about, *queries, stack=StackingMode.NORMAL, colours=colours)
 
@@ -169,7 +167,7 @@ def run_unions() -> Panel:
         "The whole run's p99 of distinct experts per layer call, equal to the run's own report to 64 experts. Use it "
         "to size the pool: the Decode row has the smallest pool.",
         "suffix: experts",
-        causes.NO_RUN,
+        causes.NO_RUN_NOW,
         0,
     )
     rest = quantile(Q99, ("instance", "phase", "seq"), select(c.UNION, *SCOPE, part="bucket"))
@@ -183,7 +181,7 @@ def run_union_max() -> Panel:
         "The largest union of any layer in this run, by tokens per sequence. Above the pool: some calls loaded in "
         "waves; the Layers dashboard has which layers.",
         "suffix: experts",
-        causes.NO_RUN,
+        causes.NO_RUN_NOW,
         0,
     )
     return number(about, Query(level(c.UNION_MAX, "phase", "seq"), "{{phase}} seq {{seq}} {{instance}}"), plain=True)

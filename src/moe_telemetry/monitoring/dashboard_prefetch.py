@@ -11,7 +11,7 @@ from moe_telemetry import catalog as c
 
 from . import causes, panels
 from .config import Config
-from .expressions import at, flow, mean, per, share
+from .expressions import at, ever, ever_ready, flow, mean, per, share
 from .kit import OUTCOME_COLOURS, About, Bad, Query, timeseries
 from .layout import Band, Section, dashboard
 from .panels import BURSTS, name
@@ -30,7 +30,8 @@ def host_time(phase: str) -> Panel:
         "percentunit",
         causes.NO_PREFETCH,
     )
-    query = Query(flow(c.PREFETCH_DURATION, "stage", part="sum", phase=phase), "{{stage}} {{instance}}")
+    times = ever(flow(c.PREFETCH_DURATION, "stage", part="sum", phase=phase), c.PREFETCH_DURATION)
+    query = Query(times, "{{stage}} {{instance}}")
     return timeseries(about, query, stack=StackingMode.NORMAL, points=phase == BURSTS)
 
 
@@ -67,13 +68,13 @@ def promote_steps(phase: str) -> Panel:
         "Mean host time of promote's steps: take (collect what was read), route (find slots), place (write into the "
         "pool). Place grows with the experts placed; take that grows means waiting for the reader.",
         "s",
-        causes.NO_PREFETCH,
+        causes.NO_PROMOTE,
     )
     promotes = {"phase": phase, "stage": "promote"}
     steps = flow(c.PROMOTE_DURATION, "step", part="sum", phase=phase)
     query = per(steps, c.PREFETCH_DURATION, "step", whole_part="count", **promotes)
-    queries = Query(query, "{{step}} {{instance}}")
-    return timeseries(about, queries, stack=StackingMode.NORMAL, points=phase == BURSTS)
+    steps_of_promote = Query(ever(query, c.PROMOTE_DURATION), "{{step}} {{instance}}")
+    return timeseries(about, steps_of_promote, stack=StackingMode.NORMAL, points=phase == BURSTS)
 
 
 def window_and_reads(config: Config, phase: str) -> Panel:
@@ -120,15 +121,19 @@ def avoidable_misses(config: Config, phase: str) -> Panel:
         name(phase, "predicted, and missed all the same"),
         "Share of lookups that were predicted but late (yellow; above its line MoePrefetchLate), or read and evicted "
         "before use (orange; above its line MoeEvictionThrash). Late: disk or window. Evicted: pool too small for what "
-        "is prefetched into it.",
+        "is prefetched into it; without `ready` from the runtime there is no orange line, and these count as late.",
         "percentunit",
-        causes.NO_LOOKUPS,
+        causes.NO_PREDICTED,
     )
     # One query an outcome, so that each is there at 0 even where the other is not.
-    queries = [
-        Query(share(c.LOOKUPS, phase=phase, outcome=outcome, whole={"phase": phase}), f"{outcome} {{{{instance}}}}")
+    late, evicted = (
+        share(c.LOOKUPS, phase=phase, outcome=outcome, whole={"phase": phase})
         for outcome in ("miss_timing", "miss_evicted")
-    ]
+    )
+    queries = (
+        Query(ever(late, c.PREDICTOR_EXPERTS), "miss_timing {{instance}}"),
+        Query(ever_ready(evicted), "miss_evicted {{instance}}"),
+    )
     limits = config.thresholds
     bads = [Bad(limits.prefetch_late), Bad(limits.eviction_thrash)] if phase == "decode" else []
     return timeseries(about, *queries, colours=OUTCOME_COLOURS, points=phase == BURSTS, bads=bads)
@@ -143,7 +148,7 @@ def bytes_read(phase: str) -> Panel:
         "Bps",
         causes.NO_READS,
     )
-    query = Query(flow(c.READ_BYTES, "source", phase=phase), "{{source}} {{instance}}")
+    query = Query(ever(flow(c.READ_BYTES, "source", phase=phase), c.READ_BYTES), "{{source}} {{instance}}")
     return timeseries(about, query, stack=StackingMode.NORMAL, points=phase == BURSTS)
 
 
@@ -157,7 +162,7 @@ def wasted(phase: str) -> Panel:
         causes.NO_RECALL,
     )
     query = per(flow(c.PREDICTOR_CANDIDATES, phase=phase, outcome="wasted"), c.TOKENS, phase=phase)
-    return timeseries(about, Query(query, "wasted {{instance}}"), points=phase == BURSTS)
+    return timeseries(about, Query(ever(query, c.PREDICTOR_CANDIDATES), "wasted {{instance}}"), points=phase == BURSTS)
 
 
 def wasted_bytes(phase: str) -> Panel:
@@ -167,9 +172,9 @@ def wasted_bytes(phase: str) -> Panel:
         "Bytes per second that a prefetch read and nobody used. Compare with bytes read by source: a large part of it "
         "is bandwidth that late reads lacked.",
         "Bps",
-        causes.NO_PREFETCH,
+        causes.NO_WASTE,
     )
-    query = Query(flow(c.PREFETCH_WASTED, phase=phase), "wasted {{instance}}")
+    query = Query(ever(flow(c.PREFETCH_WASTED, phase=phase), c.PREFETCH_WASTED), "wasted {{instance}}")
     return timeseries(about, query, points=phase == BURSTS)
 
 
@@ -180,9 +185,9 @@ def dropped(phase: str) -> Panel:
         "Predicted experts that were never placed: budget or queue_full (raise them, or predict less), no_slot (pool "
         "full of protected experts), unused (read, never routed). Without this a budget would look like a slow disk.",
         "suffix: experts/s",
-        causes.NO_PREFETCH,
+        causes.NO_DROPS,
     )
-    query = Query(flow(c.PREFETCH_DROPPED, "reason", phase=phase), "{{reason}} {{instance}}")
+    query = Query(ever(flow(c.PREFETCH_DROPPED, "reason", phase=phase), c.PREFETCH_DROPPED), "{{reason}} {{instance}}")
     return timeseries(about, query, points=phase == BURSTS)
 
 
@@ -195,7 +200,8 @@ def evictions(phase: str) -> Panel:
         "suffix: experts/s",
         causes.NO_EVICTIONS,
     )
-    return timeseries(about, Query(flow(c.EVICTIONS, phase=phase), "evicted {{instance}}"), points=phase == BURSTS)
+    query = ever(flow(c.EVICTIONS, phase=phase), c.EVICTIONS)
+    return timeseries(about, Query(query, "evicted {{instance}}"), points=phase == BURSTS)
 
 
 def placed(phase: str) -> Panel:
@@ -205,12 +211,12 @@ def placed(phase: str) -> Panel:
         "Experts that a prefetch wrote into the pool, per token, and the hits that came of it. Many placed and few "
         "hits: precision is low or they are evicted before use.",
         "suffix: experts",
-        causes.NO_PREFETCH,
+        causes.NO_PLACED,
     )
-    queries = [
-        Query(per(flow(metric, phase=phase), c.TOKENS, phase=phase), f"{label} {{{{instance}}}}")
-        for metric, label in ((c.PREFETCH_PLACED, "placed"), (c.PREFETCH_HITS, "hits"))
-    ]
+    put, hits = (
+        per(flow(metric, phase=phase), c.TOKENS, phase=phase) for metric in (c.PREFETCH_PLACED, c.PREFETCH_HITS)
+    )
+    queries = Query(ever(put, c.PREFETCH_PLACED), "placed {{instance}}"), Query(ever_ready(hits), "hits {{instance}}")
     return timeseries(about, *queries, points=phase == BURSTS)
 
 
@@ -224,7 +230,7 @@ def block(phase: str) -> Panel:
         causes.NO_BLOCK,
     )
     segments = flow(c.BLOCK_DURATION, "segment", part="sum", phase=phase)
-    query = Query(per(segments, c.TOKENS, "segment", phase=phase), "{{segment}} {{instance}}")
+    query = Query(ever(per(segments, c.TOKENS, "segment", phase=phase), c.BLOCK_DURATION), "{{segment}} {{instance}}")
     return timeseries(about, query, stack=StackingMode.NORMAL, points=phase == BURSTS)
 
 
@@ -235,10 +241,10 @@ def block_calls(phase: str) -> Panel:
         "Decode of single tokens has one call a MoE layer; verify passes have fewer per token emitted, when drafts are "
         "accepted. More than layers: tokens are verified in vain.",
         "suffix: calls",
-        causes.NO_BLOCK,
+        causes.NO_BLOCK_CALL,
     )
     query = per(flow(c.BLOCK_CALLS, phase=phase), c.TOKENS, phase=phase)
-    return timeseries(about, Query(query, "calls {{instance}}"), points=phase == BURSTS)
+    return timeseries(about, Query(ever(query, c.BLOCK_CALLS), "calls {{instance}}"), points=phase == BURSTS)
 
 
 def degraded(phase: str) -> Panel:
@@ -248,10 +254,10 @@ def degraded(phase: str) -> Panel:
         "Routed experts that were substituted, skipped or computed on the CPU. Substituted and skipped change the "
         "output: any lasting share is a question of quality, not of speed.",
         "percentunit",
-        causes.NO_LOOKUPS,
+        causes.NO_DEGRADED,
     )
     query = share(c.DEGRADED, "mode", of=c.LOOKUPS, phase=phase, whole={"phase": phase})
-    return timeseries(about, Query(query, "{{mode}} {{instance}}"), points=phase == BURSTS)
+    return timeseries(about, Query(ever(query, c.DEGRADED), "{{mode}} {{instance}}"), points=phase == BURSTS)
 
 
 def _phase(config: Config, phase: str) -> tuple[Band, ...]:

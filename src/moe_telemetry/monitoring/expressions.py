@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from moe_telemetry.catalog import Metric
+from moe_telemetry import catalog as c
+from moe_telemetry.catalog import Kind, Metric
 
 from .promql import quantile, rate, ratio, select, sum_by
 
@@ -43,6 +44,26 @@ def at(q: str, metric: Metric, *by: str, **labels: str) -> str:
 def level(metric: Metric, *by: str, of: str = "max", **labels: str) -> str:
     """A gauge, by instance and `by`."""
     return f"{of} by ({', '.join(('instance', *by))}) ({select(metric, *SCOPE, **labels)})"
+
+
+def ever(expression: str, metric: Metric, **labels: str) -> str:
+    """The expression where the instance has ever recorded the metric: its series exist at 0 from the start, and a 0
+    that nobody measured would look good."""
+    return _where(expression, _total(metric, **labels))
+
+
+def ever_ready(expression: str) -> str:
+    """The expression where the instance has ever passed a `ready` that told something."""
+    return _where(expression, _total(c.PREFETCH_HITS), _total(c.LOOKUPS, outcome="miss_evicted"))
+
+
+def _total(metric: Metric, **labels: str) -> str:
+    part = "count" if metric.kind is Kind.HISTOGRAM else ""
+    return sum_by(("instance",), select(metric, *SCOPE, part=part, **labels))
+
+
+def _where(expression: str, *totals: str) -> str:
+    return f"{expression} and on (instance) ({' or '.join(f'{total} > 0' for total in totals)})"
 
 
 def in_order(expression: str) -> str:

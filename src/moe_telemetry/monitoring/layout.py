@@ -106,8 +106,8 @@ def _variables(config: Config) -> list[d.VariableModel]:
         datasource.current(d.VariableOption(True, config.datasource_uid, config.datasource_uid))
     # Runs of any job, and the configured one as soon as Prometheus has it as a target: "Up" says why no run comes.
     runs, targets = c.RUN_INFO.prometheus, f"up{{job={json.dumps(config.job)}}}"
-    known = f"last_over_time({runs}[{RANGE}]) or last_over_time({targets}[{RANGE}])"
-    job = _query("job", "Job", f"query_result(group by (job) ({known}))")
+    known = " or ".join(f"group by (job) (last_over_time({series}[{RANGE}]))" for series in (runs, targets))
+    job = _query("job", "Job", f"query_result({known})")
     job.regex = '/job="([^"]+)"/'
     # One at a time: two jobs may scrape one instance, whose figures would then add up.
     job.multi, job.include_all, job.current = False, False, d.VariableOption(True, config.job, config.job)

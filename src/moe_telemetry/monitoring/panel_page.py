@@ -18,9 +18,12 @@ do when it looks bad. The [metric reference](metrics.md) explains the metrics.
 
 Every selector also has `job=~"$job"` and `instance=~"$instance"`, left out here. `$__rate_interval` is Grafana's: at
 least four scrape intervals, so the datasource's scrape interval must be the true one (the provisioned one has it).
-A ratio is absent while idle, never 0 and never NaN. Quantiles are written 0.4999999 and 0.9899999, just below the
-rank, and unions are rounded up: so they are exact to 64 experts. The grey line "usual" is the median of the run's own
-record, with which the drop alerts compare; it appears once a run is old enough to have one.
+A ratio is absent while idle, never 0 and never NaN; what the runtime has not recorded once is absent too, since its
+series are at 0 from the start (`and on (instance) (… > 0)`).
+
+Quantiles are written 0.4999999 and 0.9899999, just below the rank, and unions are rounded up: so they are exact to 64
+experts. The grey line "usual" is the median of the run's own record, with which the drop alerts compare; it appears
+once a run is old enough to have one.
 
 The dashboards are files for Grafana 12 or newer: provisioned (`dashboards/grafana/provisioning`, with
 `MOE_PROMETHEUS_URL` and `MOE_DASHBOARDS` in Grafana's environment), or imported by hand, where the variable
@@ -77,7 +80,7 @@ def _panel(panel: dict[str, Any]) -> str:
     if read:
         lines.append(f"- reads {', '.join(read)}")
     for target in panel["targets"]:
-        legend = target["legendFormat"].replace(" {{instance}}", "")
+        legend = re.sub("( ·)? {{instance}}", "", target["legendFormat"])
         lines.append(f"- {legend}: `{_short(target['expr'])}`")
     lines.append(f"- without data: {defaults['noValue']}")
     return "\n".join(lines)

@@ -9,7 +9,7 @@ from moe_telemetry import catalog as c
 
 from . import causes
 from .config import Config
-from .expressions import SCOPE, at, flow, level, per, share
+from .expressions import SCOPE, at, ever, ever_ready, flow, level, per, share
 from .kit import GREEN, OUTCOME_COLOURS, USUAL, About, Bad, Query, timeseries
 from .promql import Q50, Q99, QMAX, ratio
 from .rules import usual
@@ -25,7 +25,8 @@ def name(phase: str, title: str) -> str:
 
 def _usual(config: Config, figure: str, phase: str) -> Query:
     """What the run's own drop alert compares with."""
-    return Query(f'{usual(config, figure)}{{{",".join(SCOPE)},phase="{phase}"}}', f"{USUAL} {{{{instance}}}}")
+    # The usual value of something that was never recorded is 0.
+    return Query(f'{usual(config, figure)}{{{",".join(SCOPE)},phase="{phase}"}} > 0', f"{USUAL} {{{{instance}}}}")
 
 
 def _low(phase: str, value: float) -> list[Bad]:
@@ -35,7 +36,8 @@ def _low(phase: str, value: float) -> list[Bad]:
 
 def active_speed_query(phase: str) -> str:
     """Tokens per second of forward time."""
-    return per(flow(c.TOKENS, phase=phase), c.FORWARD_DURATION, whole_part="sum", phase=phase)
+    speed = per(flow(c.TOKENS, phase=phase), c.FORWARD_DURATION, whole_part="sum", phase=phase)
+    return ever(speed, c.TOKENS, phase=phase)
 
 
 def hit_rate_query(phase: str) -> str:
@@ -56,7 +58,7 @@ def active_speed(config: Config, phase: str) -> Panel:
         "usual line the run has become slower: look at hit rate and stall beside it; if both are as ever, the machine "
         "is busy with something else.",
         "suffix: tok/s",
-        causes.NO_FORWARD,
+        causes.NO_SPEED,
         1,
     )
     bads = _low(phase, config.thresholds.decode_slow)
@@ -71,10 +73,11 @@ def wall_speed(config: Config, phase: str) -> Panel:
         "Tokens per second of wall time; 0 when nobody asks. Low here and normal while active: the host waits for "
         "requests, or the other phase has the machine.",
         "suffix: tok/s",
-        causes.NO_SCRAPE,
+        causes.NO_TOKENS,
         1,
     )
-    return timeseries(about, Query(flow(c.TOKENS, phase=phase), "wall {{instance}}"), points=phase == BURSTS)
+    query = ever(flow(c.TOKENS, phase=phase), c.TOKENS, phase=phase)
+    return timeseries(about, Query(query, "wall {{instance}}"), points=phase == BURSTS)
 
 
 def hit_rate(config: Config, phase: str) -> Panel:
@@ -112,7 +115,8 @@ def outcome_share(config: Config, phase: str) -> Panel:
         name(phase, "lookups by outcome, share"),
         "Routed experts by outcome; they sum to 100 %. Growing red: the predictor does not name them. Growing yellow: "
         "named, but read too late (disk, or too small a window). Growing orange: read and gone again before use (pool "
-        "too small). Several instances are averaged in the area; the tooltip has each one's share.",
+        "too small); without `ready` from the runtime these count as late. Several instances are averaged in the area; "
+        "the tooltip has each one's share.",
         "percentunit",
         causes.NO_LOOKUPS,
     )
@@ -130,7 +134,7 @@ def outcome_rate(config: Config, phase: str) -> Panel:
         "suffix: experts/s",
         causes.NO_LOOKUPS,
     )
-    query = Query(flow(c.LOOKUPS, "outcome", phase=phase), "{{outcome}} {{instance}}")
+    query = Query(ever(flow(c.LOOKUPS, "outcome", phase=phase), c.LOOKUPS), "{{outcome}} {{instance}}")
     stack = StackingMode.NORMAL
     return timeseries(about, query, stack=stack, colours=OUTCOME_COLOURS, points=phase == BURSTS)
 
@@ -159,11 +163,14 @@ def hits_by_cause(config: Config, phase: str) -> Panel:
         "prefetch above much reuse: the pool does the work, and the predictor's host time may be saved. Several "
         "instances add up.",
         "percentunit",
-        causes.NO_LOOKUPS,
+        causes.NO_READY,
     )
     # A scrape may fall between the two counters of one event.
     reuse = f"clamp_min({ratio(f'({hits} - {placed})', whole)}, 0)"
-    queries = Query(reuse, "reuse {{instance}}"), Query(ratio(placed, whole), "prefetch {{instance}}")
+    queries = [
+        Query(ever_ready(query), f"{cause} {{{{instance}}}}")
+        for cause, query in (("reuse", reuse), ("prefetch", ratio(placed, whole)))
+    ]
     colours = {"reuse": GREEN, "prefetch": "blue"}
     return timeseries(about, *queries, stack=StackingMode.NORMAL, colours=colours, points=phase == BURSTS)
 
@@ -178,7 +185,7 @@ def stall_per_token(config: Config, phase: str) -> Panel:
         causes.NO_STALL,
     )
     query = per(flow(c.STALL_DURATION, part="sum", phase=phase), c.TOKENS, phase=phase)
-    return timeseries(about, Query(query, "stall {{instance}}"), points=phase == BURSTS)
+    return timeseries(about, Query(ever(query, c.STALL_DURATION), "stall {{instance}}"), points=phase == BURSTS)
 
 
 def stall_share(config: Config, phase: str) -> Panel:
@@ -191,7 +198,7 @@ def stall_share(config: Config, phase: str) -> Panel:
         causes.NO_STALL,
     )
     stalls = flow(c.STALL_DURATION, part="sum", phase=phase)
-    query = per(stalls, c.FORWARD_DURATION, whole_part="sum", phase=phase)
+    query = ever(per(stalls, c.FORWARD_DURATION, whole_part="sum", phase=phase), c.STALL_DURATION)
     bads = [Bad(config.thresholds.decode_stalled)] if phase == "decode" else []
     return timeseries(about, Query(query, "stall share {{instance}}"), points=phase == BURSTS, bads=bads)
 
