@@ -54,7 +54,13 @@ def program(tmp_path: Path, body: str) -> subprocess.CompletedProcess[str]:
     """Runs `body` behind PRELUDE as a program of its own; one that hangs fails with its threads' stacks."""
     script = tmp_path / "program.py"
     script.write_text(PRELUDE + textwrap.dedent(body))
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", script],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
     assert 0 == done.returncode, done.stderr + done.stdout
     return done
 
@@ -284,7 +290,13 @@ def test_the_port_is_free_while_a_child_lives_on(tmp_path: Path) -> None:
             """
         )
     )
-    done = subprocess.run([sys.executable, script], stdout=subprocess.PIPE, text=True, timeout=TIMEOUT, check=False)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", script],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
     assert 0 == done.returncode
     child = int(done.stdout)
     try:
