@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import json
 import logging
 import os
 import random
@@ -253,19 +254,58 @@ def size_of(root: object) -> int:
     return sum(sys.getsizeof(node) for node in seen.values())
 
 
-def test_views_cannot_be_written_to_and_can_be_emptied():
-    """A write to UNION_PROF says what to call instead; clear() is a reset."""
-    note_union(1, 10, 3)
-    for write in (
-        lambda: UNION_PROF.update({1: [1, 1]}),
-        lambda: UNION_PROF.pop(1),
-        lambda: UNION_SAMPLES.setdefault(1, {}),
-        lambda: UNION_PROF.__setitem__(1, [0, 0]),
-    ):
-        with pytest.raises(TypeError, match="note_union"):
-            write()
-    UNION_SAMPLES.clear()
-    assert (0, 0, False) == (len(UNION_PROF), len(UNION_SAMPLES), bool(UNION_PROF))
+@pytest.mark.parametrize("running", [False, True])
+def test_views_raise_what_a_dict_raises(running, caplog):
+    """Entries can be removed, what is put in is dropped with one line, and nothing raises that a dict would take."""
+    views: list[dict[int, Any]] = [UNION_PROF, UNION_SAMPLES]
+    flow.home.logged_at = -1e9
+    captured = capture()
+    if running:
+        captured.__enter__()
+    try:
+        for view in views:
+            profiling.union_reset()
+            for seq in (1, 2, 3):
+                note_union(seq, 10 + seq, 3)
+            before = dict(view)
+            view.update({})
+            view |= {}
+            assert before[1] == view.setdefault(1, None) == view.pop(1)
+            del view[2]
+            assert ([3], None) == (list(view), view.pop(1, None))
+            for missing in (lambda view=view: view.pop(1), lambda view=view: view.__delitem__([])):
+                with pytest.raises((KeyError, TypeError)):
+                    missing()
+            note_union(1, 20, 3)
+            assert {3, 1} == view.keys()
+            assert ([20, 1] if view is UNION_PROF else {3: [20]}) == view[1]
+            other = views[view is UNION_PROF]
+            assert {1, 2, 3} == other.keys()
+            dropped = flow.home.lost["error"]
+            view[7] = [1, 1]
+            view.update({8: [1, 1]})
+            view |= {9: [1, 1]}
+            assert [0, 0] == view.setdefault(7, [0, 0])
+            assert ({3, 1}, 4) == (view.keys(), flow.home.lost["error"] - dropped)
+            assert {3, 1} == {view.popitem()[0], view.popitem()[0]}
+            with pytest.raises(KeyError):
+                view.popitem()
+            note_union(3, 5, 3)
+            view.clear()
+            assert ({}, False, {1, 2, 3}) == (view, bool(view), other.keys())
+            note_union(3, 6, 3)
+            assert ([6, 1] if view is UNION_PROF else {3: [6]}) == view[3]
+    finally:
+        if running:
+            captured.__exit__(None, None, None)
+    assert 1 == len([line for line in caplog.messages if "profiling." in line])
+
+
+def test_samples_as_json():
+    """With `default=list` they are written as lists."""
+    for size in (12, 10, 10):
+        note_union(1, size, 3)
+    assert {"1": {"3": [10, 10, 12]}} == json.loads(json.dumps(UNION_SAMPLES, default=list))
 
 
 def test_more_lengths_and_layers_than_the_metrics_keep_apart():

@@ -34,7 +34,7 @@ from .profiling_state import (
     switch,
 )
 from .profiling_times import Series
-from .profiling_unions import View
+from .profiling_unions import View, samples, sums
 from .store import Store
 
 __all__ = [
@@ -62,9 +62,9 @@ _PROF_ON = os.environ.get("STREAM_PROF") == "1"
 TPROF_ON = os.environ.get("PREFETCH_TPROF") == "1"
 UNION_ON = os.environ.get("UNION_PROF") == "1"
 
-UNION_PROF: dict[int, list[int]] = View(flow.unions.sums, flow.reset_unions)
+UNION_PROF: dict[int, list[int]] = View(flow.unions, sums, lose)
 """By sequence length: sum of the unions' sizes, and layer calls."""
-UNION_SAMPLES: dict[int, dict[int, Any]] = View(flow.unions.samples, flow.reset_unions)
+UNION_SAMPLES: dict[int, dict[int, Any]] = View(flow.unions, samples, lose)
 """By sequence length and layer: every union's size (a sequence; its order is not that of the calls)."""
 
 _raw_block: dict[str, list[Any]] = {}

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, repeat
-from typing import Any, NoReturn, overload
+from typing import Any, overload
 
 from . import catalog
 from .cells import LayerCells, SeqCells
+from .profiling_times import Lose
 from .store import EXACT_SEQS, OTHER, Store
 from .values import MAX_COUNT, MAX_LAYER, Refused
 
 Sizes = dict[int, int]
 """How often each union size was seen."""
+Totals = dict[int, dict[int, Sizes]]
+"""By sequence length and layer."""
 UNKNOWN = 0
 """Sequence length of records that came before any union."""
 
@@ -97,7 +100,8 @@ class Unions:
         self.fast: dict[int, dict[int | None, LayerCells]] = {}
         self.by_phase: dict[str, dict[int, dict[int | None, LayerCells]]] = {phase: {} for phase in catalog.PHASES}
         self._rows: dict[tuple[str, int], SeqCells] = {}
-        self._past: dict[int, dict[int, Sizes]] = {}  # of earlier telemetries, and what no cell keeps apart
+        self.resets = 0
+        self._past: Totals = {}  # of earlier telemetries, and what no cell keeps apart
         self._before_reset: dict[tuple[str, int, int], Sizes] = {}
 
     def move(self, home: Store) -> None:
@@ -112,6 +116,7 @@ class Unions:
 
     def reset(self) -> None:
         """Empty the dicts; the cells go on rising."""
+        self.resets += 1
         self._past.clear()
         self._before_reset = {
             (*key, layer): cells.sizes.copy() for key, row in self._rows.items() for layer, cells in row.layers.items()
@@ -150,32 +155,14 @@ class Unions:
         if seq in self.by_phase[phase]:
             self.fast[seq] = self.by_phase[phase][seq]
 
-    def totals(self) -> dict[int, dict[int, Sizes]]:
+    def totals(self) -> Totals:
         """Sizes by sequence length and layer."""
-        found: dict[int, dict[int, Sizes]] = {}
+        found: Totals = {}
         past = [(seq, layer, sizes) for seq, layers in self._past.items() for layer, sizes in layers.items()]
         pending = [(self.pending[0], self.pending[2], {self.pending[1]: 1})] if self.pending else []
         for seq, layer, sizes in (*past, *self._counted(), *pending):
             _merge(found.setdefault(seq, {}).setdefault(layer, {}), sizes)
         return found
-
-    def sums(self) -> dict[int, list[int]]:
-        """UNION_PROF: sum of sizes and layer calls, by sequence length."""
-        return {
-            seq: [
-                sum(size * times for sizes in layers.values() for size, times in sizes.items()),
-                sum(times for sizes in layers.values() for times in sizes.values()),
-            ]
-            for seq, layers in self.totals().items()
-        }
-
-    def samples(self) -> dict[int, dict[int, Samples]]:
-        """UNION_SAMPLES: every size, by sequence length and layer."""
-        found = {
-            seq: {layer: Samples(sizes) for layer, sizes in layers.items() if layer >= 0}
-            for seq, layers in self.totals().items()
-        }
-        return {seq: layers for seq, layers in found.items() if layers}
 
     def _row(self, phase: str, seq: int) -> SeqCells | None:
         """The row of one sequence length; None when as many long ones as the snapshot keeps apart exist already."""
@@ -213,19 +200,102 @@ def _merge(into: Sizes, sizes: Sizes) -> None:
         into[size] = into.get(size, 0) + times
 
 
+def sums(totals: Totals) -> dict[int, list[int]]:
+    """UNION_PROF: sum of sizes and layer calls, by sequence length."""
+    return {
+        seq: [
+            sum(size * times for sizes in layers.values() for size, times in sizes.items()),
+            sum(times for sizes in layers.values() for times in sizes.values()),
+        ]
+        for seq, layers in totals.items()
+    }
+
+
+def samples(totals: Totals) -> dict[int, dict[int, Samples]]:
+    """UNION_SAMPLES: every size, by sequence length and layer."""
+    found = {
+        seq: {layer: Samples(sizes) for layer, sizes in layers.items() if layer >= 0} for seq, layers in totals.items()
+    }
+    return {seq: layers for seq, layers in found.items() if layers}
+
+
 class View(dict[int, Any]):
-    """A dict that is computed when it is read. It can be emptied, not written to."""
+    """A dict that is computed when it is read. Entries can be removed; what is put in is dropped, and said so."""
 
-    __slots__ = ("_clear", "_now")
+    __slots__ = ("_at", "_gone", "_lose", "_show", "_unions")
 
-    def __init__(self, now: Callable[[], dict[int, Any]], clear: Callable[[], None]) -> None:
+    def __init__(self, unions: Unions, show: Callable[[Totals], dict[int, Any]], lose: Lose) -> None:
         super().__init__({0: None})  # never shown; json takes a dict without entries for empty, and does not ask
-        self._now = now
-        self._clear = clear
+        self._unions = unions
+        self._show = show
+        self._lose = lose
+        self._gone: Totals = {}  # what was removed here, since the reset of this number
+        self._at = unions.resets
+
+    def _totals(self) -> Totals:
+        totals = self._unions.totals()
+        if self._at != self._unions.resets:
+            self._at = self._unions.resets
+            self._gone = {}
+        for seq, layers in self._gone.items():
+            for layer, sizes in layers.items():
+                left = totals.setdefault(seq, {}).setdefault(layer, {})
+                for size, times in sizes.items():
+                    left[size] = left.get(size, 0) - times
+        found = {
+            seq: {layer: {size: times for size, times in sizes.items() if times > 0} for layer, sizes in layers.items()}
+            for seq, layers in totals.items()
+        }
+        kept = {seq: {layer: sizes for layer, sizes in layers.items() if sizes} for seq, layers in found.items()}
+        return {seq: layers for seq, layers in kept.items() if layers}
+
+    def _now(self) -> dict[int, Any]:
+        return self._show(self._totals() if self._gone else self._unions.totals())
+
+    def _remove(self, *keys: Any) -> None:
+        self._totals()  # forgets what a reset removed
+        totals = self._unions.totals()
+        for key in keys:
+            self._gone[int(key)] = totals[int(key)]
 
     def clear(self) -> None:
-        """Begin anew, as `union_reset` does."""
-        self._clear()
+        """Empty this dict; `union_reset` empties both, and frees their memory."""
+        self._remove(*self._now())
+
+    def pop(self, key: Any, *default: Any) -> Any:
+        """Remove one sequence length, as a dict does."""
+        found = self._now()
+        if key in found:
+            self._remove(key)
+        return found.pop(key, *default)
+
+    def popitem(self) -> tuple[int, Any]:
+        """Remove the last one."""
+        item = self._now().popitem()
+        self._remove(item[0])
+        return item
+
+    def __delitem__(self, key: Any) -> None:
+        self.pop(key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._lose("note_union", TypeError("unions are counted by note_union(), not written to"))
+
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        """What is there, or the default, which is not kept."""
+        found = self._now()
+        if key not in found:
+            self[key] = default
+        return found.setdefault(key, default)
+
+    def update(self, *args: Any, **named: Any) -> None:
+        """Drop what is given."""
+        for key, value in dict(*args, **named).items():
+            self[key] = value
+
+    def __ior__(self, other: Any) -> View:  # type: ignore[override,misc]
+        self.update(other)
+        return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, (self._now(),)
@@ -239,18 +309,8 @@ def _reading(name: str) -> Callable[..., Any]:
     return read
 
 
-def _writing(name: str) -> Callable[..., NoReturn]:
-    def write(self: View, *_: Any, **__: Any) -> NoReturn:
-        raise TypeError("unions are counted by note_union(), not written to")
-
-    write.__name__ = name
-    return write
-
-
 for _name in (
     *("__contains__", "__eq__", "__getitem__", "__iter__", "__len__", "__ne__", "__or__", "__repr__", "__reversed__"),
     *("__ror__", "copy", "get", "items", "keys", "values"),
 ):
     setattr(View, _name, _reading(_name))
-for _name in ("__delitem__", "__ior__", "__setitem__", "pop", "popitem", "setdefault", "update"):
-    setattr(View, _name, _writing(_name))
