@@ -14,7 +14,7 @@ from profiling_state import pristine
 from prometheus import prometheus
 
 import moe_telemetry as mt
-from moe_telemetry import cli, profiling, snapshot
+from moe_telemetry import cli, profiling, report_command, snapshot
 from moe_telemetry import recorder as rec
 from moe_telemetry.reports import ReportError, lines
 from moe_telemetry.series import read
@@ -208,6 +208,100 @@ def test_bad_input_is_one_line(content, known, tmp_path, capsys, start):
     captured = capsys.readouterr()
     assert ("", 1) == (captured.out, captured.err.count("\n"))
     assert captured.err.startswith("moe-telemetry: ")
+
+
+def _set(*path: str) -> Any:
+    """A change of one place of a snapshot."""
+
+    def change(found: dict[str, Any], value: Any) -> None:
+        for key in path[:-1]:
+            found = found[key]
+        found[path[-1]] = value
+
+    return change
+
+
+def _deep() -> Any:
+    found: Any = 1
+    for _ in range(900):
+        found = [found]
+    return found
+
+
+DAMAGED: list[Any] = [
+    (_set("run"), value) for value in ({}, [], None, {"start_time": math.inf}, {"start_time": 10**400})
+]
+DAMAGED += [(_set("time"), value) for value in (1, "", "yesterday", None)]
+DAMAGED += [(_set(part), value) for part in ("metrics", "unions") for value in ([], None, 1, "x", _deep())]
+DAMAGED += [(_set("schema"), value) for value in ("1\n2", [], _deep())]
+DAMAGED += [
+    (_set("metrics", "moe.expert.lookups", "series"), value)
+    for value in (
+        [{"labels": {"phase": "decode", "outcome": "hit"}, "value": number}]
+        for number in (math.inf, math.nan, 10**400, "x", None, [])
+    )
+]
+DAMAGED += [
+    (_set("metrics", "moe.prefetch.duration", "series"), value)
+    for value in (
+        [{"labels": {"phase": "decode", "stage": "predict"}, "count": count, "sum": total}]
+        for count, total in ((math.inf, 1.0), (1, 10**400), (10**400, 1.0), (1, "x"))
+    )
+]
+DAMAGED += [
+    (_set("unions", "decode", "1"), value)
+    for value in (
+        *({"layers": {"0": {"10": times}}} for times in (math.inf, 10**400, -1, "x", 0.5)),
+        *({"layers": {"0": {size: 1}}} for size in ("x", "1" * 5000, "")),
+        *({"layers": []}, [], None, {}, {"layers": {"0": 1}}),
+        {"layers": {}, "rest": {"count": 1}},
+        {"layers": {}, "rest": {"count": 1, "sum": math.inf, "max": math.inf}},
+    )
+]
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+@pytest.mark.parametrize("number", range(len(DAMAGED)))
+def test_a_damaged_snapshot_is_one_line(number, form, known, tmp_path, capsys):
+    """Whatever stands in a snapshot, there is one line and exit status 2."""
+    change, value = DAMAGED[number]
+    change(known, value)
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(known))
+    assert 2 == cli.main(["report", str(path), *form])
+    captured = capsys.readouterr()
+    assert ("", 1) == (captured.out, captured.err.count("\n"))
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"a":' * 100_000, "1" * 5000, "\x00", ""])
+def test_what_json_cannot_read_is_one_line(content, tmp_path, capsys):
+    """Nesting without an end, and numbers without one."""
+    path = tmp_path / "run.json"
+    path.write_text(content)
+    assert 2 == cli.main(["report", str(path)])
+    assert 1 == capsys.readouterr().err.count("\n")
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_what_is_absent_is_left_out(form, known, tmp_path, capsys):
+    """A run without its names, and lengths without a call, are no damage."""
+    known["run"] = {"start_time": known["run"]["start_time"]}
+    known["unions"]["decode"] |= {"3": {"layers": {}}, "4": {"layers": {"0": {}}}, "5": {"layers": {"0": {"9": 0}}}}
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(known))
+    assert 0 == cli.main(["report", str(path), *form])
+    assert ["1"] == [union["seq"] for union in mt.report(known)["phases"]["decode"]["unions"]]
+    assert "" == capsys.readouterr().err
+
+
+def test_a_snapshot_without_an_end_is_refused(tmp_path, capsys, monkeypatch):
+    """No more than 64 MiB are read."""
+    assert 64 << 20 == report_command.MAX_BYTES
+    monkeypatch.setattr(report_command, "MAX_BYTES", 1 << 20)
+    path = tmp_path / "run.json"
+    path.write_bytes(b" " * ((1 << 20) + 1))
+    assert 2 == cli.main(["report", str(path)])
+    assert "larger than 1 MiB" in capsys.readouterr().err
 
 
 def test_report_refuses_other_data():

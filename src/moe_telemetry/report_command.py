@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from .reports import ReportError, lines, report
+from .reports import DAMAGE, ReportError, lines, report
 
 FETCH_SECONDS = 10.0
+MAX_BYTES = 64 << 20
+"""Of a snapshot; a large one is less than 1 MiB."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the report. ReportError carries the line to show with exit status 2."""
     found = report(load(options.source))
-    print(json.dumps(found, indent=1) if options.json else "\n".join(lines(found)))
+    try:
+        text = json.dumps(found, indent=1) if options.json else "\n".join(lines(found))
+    except DAMAGE as error:
+        raise ReportError(f"the snapshot is damaged: {type(error).__name__}") from error
+    print(text)
     return 0
 
 
@@ -33,16 +39,23 @@ def load(source: str) -> Any:
     try:
         if source.startswith(("http://", "https://")):
             with urllib.request.urlopen(_snapshot_url(source), timeout=FETCH_SECONDS) as reply:
-                text = reply.read()
+                text = reply.read(MAX_BYTES + 1)
         else:
-            text = Path(source).read_bytes()
+            with Path(source).open("rb") as file:
+                text = file.read(MAX_BYTES + 1)
     except (OSError, HTTPException, ValueError) as error:
         reason = getattr(error, "strerror", None) or getattr(error, "reason", None) or error
-        raise ReportError(f"cannot read {source}: {reason}") from error
+        raise ReportError(f"cannot read {source}: {_line(reason)}") from error
+    if len(text) > MAX_BYTES:
+        raise ReportError(f"{source} is larger than {MAX_BYTES >> 20} MiB")
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ReportError(f"{source} is not JSON") from error
+
+
+def _line(reason: object) -> str:
+    return " ".join(str(reason).split())
 
 
 def _snapshot_url(given: str) -> str:

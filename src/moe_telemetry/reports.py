@@ -5,6 +5,7 @@ Not called `report`, which is the function that the package exports.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from datetime import datetime
 from typing import Any
@@ -12,8 +13,13 @@ from typing import Any
 from . import catalog as c
 from .figures import Snapshot, Totals, nearest_rank
 from .snapshot import SCHEMA
+from .values import MAX_COUNT
 
 Report = dict[str, Any]
+
+
+DAMAGE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What comes of data of another form or size."""
 
 
 class ReportError(ValueError):
@@ -46,16 +52,19 @@ def report(snapshot: Snapshot) -> Report:
         raise ReportError(f"the snapshot's schema is {snapshot['schema']!r}, this version reads {SCHEMA}")
     try:
         return _build(snapshot)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ReportError(f"the snapshot is damaged: {type(error).__name__}: {error}") from error
+    except DAMAGE as error:
+        detail = " ".join(str(error).split())[:200]
+        raise ReportError(f"the snapshot is damaged: {type(error).__name__}: {detail}") from error
 
 
 def _build(snapshot: Snapshot) -> Report:
     totals = Totals(snapshot)
     wall = datetime.fromisoformat(snapshot["time"]).timestamp() - float(snapshot["run"]["start_time"])
     phases = {phase: _phase(snapshot, totals, phase, wall) for phase in c.PHASES}
+    if not math.isfinite(wall):
+        raise ValueError("the run's start is no time")
     return {
-        "run": dict(snapshot["run"]),
+        "run": {**dict.fromkeys(("model", "runtime", "run", "version"), ""), **snapshot["run"]},
         "wall_seconds": wall,
         "phases": phases,
         "overall": _lookups(totals),
@@ -68,7 +77,11 @@ def _phase(snapshot: Snapshot, totals: Totals, phase: str, wall: float) -> Repor
     routed = totals.total(c.LAYER_EXPERTS, phase=phase) or totals.total(c.LOOKUPS, phase=phase)
     recalled = totals.total(c.PREDICTOR_EXPERTS, phase=phase, outcome="recalled")
     return {
-        "unions": [_union(seq, found) for seq, found in sorted(snapshot["unions"][phase].items(), key=_by_length)],
+        "unions": [
+            union
+            for seq, found in sorted(snapshot["unions"].get(phase, {}).items(), key=_by_length)
+            if (union := _union(seq, found)) is not None
+        ],
         "lookups": _lookups(totals, phase=phase),
         "recall": _ratio(recalled, totals.total(c.PREDICTOR_EXPERTS, phase=phase)),
         "mean_routed": _ratio(routed, calls),
@@ -86,14 +99,20 @@ def _by_length(item: tuple[str, Any]) -> int:
     return int(item[0].strip("<=+"))
 
 
-def _union(seq: str, found: dict[str, Any]) -> Report:
+def _union(seq: str, found: dict[str, Any]) -> Report | None:
     """One sequence length; several share a row where there are very many ("<=64")."""
-    layers = {layer: Counter({int(size): times for size, times in by.items()}) for layer, by in found["layers"].items()}
+    layers = {
+        layer: counted
+        for layer, by in found["layers"].items()
+        if (counted := +Counter({int(size): _count(times) for size, times in by.items()}))
+    }
     rest = found.get("rest", {"count": 0, "sum": 0, "max": 0})
     sizes: Counter[int] = Counter()
     for of_layer in layers.values():
         sizes.update(of_layer)
-    calls = sizes.total() + rest["count"]
+    calls = sizes.total() + _count(rest["count"])
+    if not calls:
+        return None
     largest = max(*sizes, rest["max"])
     ranked = sizes + Counter({rest["max"]: rest["count"]})
     return {
@@ -111,12 +130,18 @@ def _union(seq: str, found: dict[str, Any]) -> Report:
     }
 
 
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= MAX_COUNT:
+        raise ValueError("no count")
+    return value
+
+
 def _sum(sizes: Counter[int]) -> int:
     return sum(size * times for size, times in sizes.items())
 
 
 def _lookups(totals: Totals, **labels: str) -> Report:
-    count = {outcome: int(totals.total(c.LOOKUPS, outcome=outcome, **labels)) for outcome in c.OUTCOMES}
+    count = {outcome: _count(int(totals.total(c.LOOKUPS, outcome=outcome, **labels))) for outcome in c.OUTCOMES}
     routed = sum(count.values())
     misses = routed - count["hit"]
     predicted = count["miss_timing"] + count["miss_evicted"]
