@@ -164,7 +164,7 @@ def cases(recorder: Recorder) -> list[Case]:
         return Case(name, note(profiling, segment, **named), note(seed, segment, **named), 2.0)
 
     def unions(name: str, timing: str, layers: int = 48, most: float = 1.2, **more: Any) -> Case:
-        return Case(name, *(_with_union(module, timing, layers) for module in (profiling, seed)), most, **more)
+        return Case(name, _with_union(profiling, timing, layers), _with_union(seed, timing, layers), most, **more)
 
     return [
         notes("note_tprof with its count", "predict_s", count_key="predict_n"),
