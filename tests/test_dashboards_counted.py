@@ -38,6 +38,7 @@ TRUE_ZEROS = {
     "Firing alerts": "there are no rules",
     "Forward pass in progress": "none is",
     "lookups by outcome": "lookups are recorded, and none had that outcome",
+    "Share of outcome": "the same; its description says which outcomes need what",
     "Read latency": "a heatmap draws no count of 0",
     "layer calls with every expert resident": "no call had",
     "MLX memory": "of a process that has loaded MLX, and no arrays",
@@ -49,12 +50,12 @@ TRUE_ZEROS = {
 
 @dataclass
 class Counted:
-    """Two telemetries of the test's own, the first scraped at zero and again after all of its events, and a bare one
-    that calls few hooks."""
+    """Two telemetries of the test's own, the first scraped at zero and again after all of its events, and bare
+    ones that call few hooks."""
 
     server: Any
     instances: list[str]
-    bare: str
+    bare: list[str]
     snapshot: dict[str, Any]
     window: str
     now: float
@@ -70,20 +71,22 @@ class Counted:
 @pytest.fixture(scope="module")
 def counted(tmp_path_factory):
     """Counts that nothing disturbs: what a window shows is exactly what was recorded."""
-    recorder, other, few = mt.Recorder(), mt.Recorder(), mt.Recorder()
+    recorder, other, few, more = (mt.Recorder() for _ in range(4))
     with (
         mt.start(port=0, recorder=recorder, num_layers=2) as telemetry,
         mt.start(port=0, recorder=other, num_layers=2) as beside,
         mt.start(port=0, recorder=few, num_layers=2) as bare,
+        mt.start(port=0, recorder=more, num_layers=2) as less_bare,
     ):
-        instances = [f"127.0.0.1:{started.port}" for started in (telemetry, beside, bare)]
+        instances = [f"127.0.0.1:{started.port}" for started in (telemetry, beside, bare, less_bare)]
         with prometheus(tmp_path_factory.mktemp("counted"), targets=instances) as server:
             _few(few)
+            _more(more)
             for each in (recorder, other):
                 each.pool(0, 8)
                 for tokens, phase in ((1, "decode"), (3, "decode"), (4, "prefill"), (48, "prefill")):
                     each.forward(tokens, phase)
-            server.wait(f"count({c.UNION.prometheus}_count) == 10")
+            server.wait(f"count({c.UNION.prometheus}_count) == 12")
             begin = time.time()
             time.sleep(1.5)
             _blend(recorder)
@@ -91,10 +94,11 @@ def counted(tmp_path_factory):
             _unions(recorder)
             _unions(other)
             _few(few)
+            _more(more)
             time.sleep(2.5)
             now = time.time()
             yield Counted(
-                server, instances[:2], instances[2], telemetry.snapshot(), f"{math.ceil(now - begin) + 1}s", now
+                server, instances[:2], instances[2:], telemetry.snapshot(), f"{math.ceil(now - begin) + 1}s", now
             )
 
 
@@ -142,6 +146,18 @@ def _few(recorder):
         recorder.forward_done(0.05)
 
 
+def _more(recorder):
+    """One that counts tokens, predicts and promotes too, but says neither what is ready nor what it waits for."""
+    for tokens, phase in ((1, "decode"), (4, "prefill")):
+        recorder.forward(tokens, phase)
+        for stage in ("predict", "submit", "promote"):
+            recorder.prefetch(stage, 0.001)
+        for layer in range(2):
+            recorder.routed(layer, range(8), resident=set(range(7)), predicted=set(range(9)))
+        recorder.tokens(tokens, phase)
+        recorder.forward_done(0.05)
+
+
 def test_unions_over_a_window_equal_the_snapshot(counted):
     """Over a window that begins at the zero samples, the panels' p99 and max are the snapshot's to the integer."""
     found = {}
@@ -176,11 +192,12 @@ def test_instances_do_not_mix(counted, panel, target):
 
 
 @each_target(DASHBOARDS)
-def test_nothing_reads_0_that_was_never_recorded(counted, panel, target):
+@pytest.mark.parametrize("which", [0, 1], ids=["few", "more"])
+def test_nothing_reads_0_that_was_never_recorded(counted, panel, target, which):
     """A runtime that calls few hooks sees no share, speed or rate of 0 for what the others would have told."""
     for outcome in ("hit", "miss_unpredicted"):
         for phase in c.PHASES:
-            found = counted.query(target["expr"], instance=counted.bare, phase=phase, outcome=outcome)
+            found = counted.query(target["expr"], instance=counted.bare[which], phase=phase, outcome=outcome)
             values = {_said(target, series): float(series["value"][1]) for series in found}
             zeros = [said for said, value in values.items() if value == 0]
             assert not zeros or any(title in panel["title"] for title in TRUE_ZEROS), zeros
