@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -104,6 +105,10 @@ def _expression(query: str, minute: float, firing: Iterable[tuple[str, str]]) ->
     return {"expr": query, "eval_time": _time(minute), "exp_samples": samples}
 
 
+_starting = threading.Lock()
+"""Two processes that threads start at once fail now and then with "Bad address" on some systems."""
+
+
 def tool(name: str = "promtool") -> str:
     """The program's path; skips the test without it, or fails it where CI=true promises it."""
     found = shutil.which(name)
@@ -118,7 +123,15 @@ def tool(name: str = "promtool") -> str:
 def run(*arguments: str, folder: Path | None = None, program: str = "promtool") -> subprocess.CompletedProcess[str]:
     """The program's own answer."""
     command = [tool(program), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=folder)
+    with _starting:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder)
+    with process:
+        try:
+            output, errors = process.communicate(timeout=120)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
 def write(folder: Path, rules: str, scenarios: Iterable[Scenario]) -> Path:
