@@ -583,22 +583,26 @@ def test_numbers_beyond_floats_are_dropped():
     assert 0 < captured.value("moe.telemetry.dropped", reason="out_of_range")
 
 
-def test_a_length_that_equals_an_int_is_that_int():
-    """True and NumPy's integers are stored as ints, on the way of every later union too."""
+@pytest.mark.parametrize("one", [True, np.int64(1), 1.0])
+def test_a_length_that_equals_an_int_is_that_int(one):
+    """True and NumPy's numbers are stored as ints, whether note_union finds their cells by itself or not."""
     with capture() as captured:
-        for _ in range(3):
-            for seq, layer in ((True, True), (np.int64(1), np.int64(1)), (1, 1)):
-                note_union(seq, 2, layer)
-                MISS_ATTRIB["resident_hit"] += 2
-                MISS_ATTRIB["n"] += 1
-                PREDICT_RECALL_PROF["routed"] += 2
-                PREDICT_RECALL_PROF["n"] += 1
-                note_miss_attrib({1}, None, {1}, False)
+        for _ in range(2):
+            note_union(one, one, one)
+            note_union(1, 1, 1)
+            note_union(one, one, one)
+        MISS_ATTRIB["resident_hit"] += 2  # prefill: the row of another phase, from what the last union left
+        MISS_ATTRIB["n"] += 1
+        note_union(one, one, one)
+        note_miss_attrib({1}, None, {1}, False)
+        note_union(one, one, one)
         for row in captured.store.guest_rows:
             assert (int, "1") == (type(row.tokens), row.seq)
         rows = snapshot.build(captured.store, read(captured.store))["unions"]
+        assert 2 == captured.value("moe.expert.lookups", phase="prefill", layer="1", outcome="hit") - 1
     assert {"1"} == {seq for phase in rows.values() for seq in phase}
     assert 0 == captured.total("moe.telemetry.dropped")
+    assert {1: [8, 8]} == UNION_PROF
     assert all(type(seq) is int and all(type(layer) is int for layer in by) for seq, by in UNION_SAMPLES.items())
 
 
