@@ -103,7 +103,7 @@ def test_export_takes_a_site_s_values(tmp_path):
     """Job, datasource, threshold, runbook and targets arrive in the files."""
     done = command(
         *("export", tmp_path, "--job", "llm", "--datasource-uid", "abc123", "--threshold", "recall_low=0.4"),
-        *("--runbook-url", "https://runbooks.example/moe", "--targets", "a:1,b:2"),
+        *("--runbook-url", "https://runbooks.example/moe", "--targets", "a:1,b:2", "--grafana-url", "http://g:3000"),
     )
     assert (0, "") == (done.returncode, done.stderr)
     rules = (tmp_path / "prometheus/rules/moe.yml").read_text()
@@ -113,7 +113,10 @@ def test_export_takes_a_site_s_values(tmp_path):
     assert "llm" == prometheus["scrape_configs"][0]["job_name"]
     targets = yaml.safe_load((tmp_path / "prometheus/targets/hosts.yml").read_text())
     assert [["a:1"], ["b:2"]] == [entry["targets"] for entry in targets]
-    assert "uid: abc123" in (tmp_path / "grafana/provisioning/datasources/moe.yml").read_text()
+    assert "dashboard: http://g:3000/d/moe-overview" in rules
+    assert not (tmp_path / "grafana/provisioning/datasources/moe.yml").exists()
+    variables = json.loads((tmp_path / "grafana/moe-overview.json").read_text())["templating"]["list"]
+    assert ["abc123"] == [each["current"]["value"] for each in variables if each["name"] == "datasource"]
 
 
 @pytest.mark.parametrize(

@@ -46,14 +46,13 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     """Options that change the configuration."""
     add = parser.add_argument
     add("--job", default=Config.job, help="Prometheus' job of the runtimes (%(default)s)")
-    add("--datasource-uid", default=Config.datasource_uid, help="uid of the provisioned datasource (%(default)s)")
     add("--runbook-url", default=Config.runbook_url, help="where docs/runbook.md is published")
     add("--threshold", action="append", default=[], metavar="NAME=VALUE", help="change a threshold; may be repeated")
 
 
 def config_of(options: argparse.Namespace) -> Config:
     """The configuration that the options describe."""
-    config = Config(job=options.job, datasource_uid=options.datasource_uid, runbook_url=options.runbook_url)
+    config = Config(job=options.job, runbook_url=options.runbook_url)
     for given in options.threshold:
         name, _, text = given.partition("=")
         try:
@@ -75,12 +74,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder to write to; made when it is missing")
     parser.add_argument("--targets", metavar="HOST:PORT,...", help="exporters for Prometheus to scrape")
+    parser.add_argument(
+        "--datasource-uid",
+        metavar="UID",
+        help="a Prometheus datasource that your Grafana has; without it, one is provisioned",
+    )
+    parser.add_argument("--grafana-url", default=Config.grafana_url, help="what alerts link to (%(default)s)")
     add_config_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Write the files and say where."""
-    config = config_of(options)
+    config = replace(config_of(options), grafana_url=options.grafana_url)
+    if options.datasource_uid:
+        config = replace(config, datasource_uid=options.datasource_uid)
     if options.targets:
         config = replace(config, targets=tuple(options.targets.split(",")), names=())
     written = write(config, options.folder)
