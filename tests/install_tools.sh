@@ -15,7 +15,7 @@ if command -v brew >/dev/null 2>&1; then
 elif command -v apt-get >/dev/null 2>&1; then
   packages=$(echo "$missing" | sed 's/alertmanager/prometheus-alertmanager/')
   if [ "$(id -u)" -ne 0 ]; then
-    echo "The tests need$missing. Install it as root: apt-get install --no-install-recommends $packages" >&2
+    echo "The tests need $missing. Install as root: apt-get install --no-install-recommends $packages" >&2
     exit 1
   fi
   # The packages start services of their own, which the tests do not use: they run their own processes.
@@ -24,6 +24,6 @@ elif command -v apt-get >/dev/null 2>&1; then
   # shellcheck disable=SC2086
   apt-get install -y -qq --no-install-recommends $packages >/dev/null
 else
-  echo "The tests need$missing on PATH: see https://prometheus.io/download/" >&2
+  echo "The tests need $missing on PATH: see https://prometheus.io/download/" >&2
   exit 1
 fi

@@ -28,7 +28,8 @@ LAYERS = (
     {"live"},
     {"recording"},
     {"host", "snapshot", "collection", "exposition"},
-    {"readers", "otlp", "endpoint"},
+    {"pages", "tls"},
+    {"readers", "otlp", "endpoint", "providers"},
     {"telemetry"},
     {"testing"},
 )

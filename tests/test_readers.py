@@ -31,7 +31,7 @@ from prometheus_client import CollectorRegistry, Info, generate_latest
 
 import moe_telemetry as mt
 from moe_telemetry.catalog import BY_NAME, Kind
-from moe_telemetry.telemetry import EXPORT_SECONDS
+from moe_telemetry.providers import EXPORT_SECONDS
 
 DELTA = {
     Counter: AggregationTemporality.DELTA,

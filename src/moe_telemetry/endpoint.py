@@ -7,7 +7,6 @@ what that lacks: routes, HEAD, `gzip;q=0`, a bound on connections and on their s
 from __future__ import annotations
 
 import gzip
-import html
 import json
 import logging
 import math
@@ -21,13 +20,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
 
+from .pages import accepts_gzip, encoder, page
 from .settings import ConfigurationError
 
 logger = logging.getLogger("moe_telemetry")
@@ -324,14 +322,14 @@ class _Handler(BaseHTTPRequestHandler):
         if path == "/snapshot":
             return HTTPStatus.OK, "application/json", json.dumps(self.server.snapshot()).encode()
         if path == "/":
-            return HTTPStatus.OK, "text/html; charset=utf-8", _page(self.server.snapshot()).encode()
+            return HTTPStatus.OK, "text/html; charset=utf-8", page(self.server.snapshot()).encode()
         return HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", b"not here; see /\n"
 
     def _scrape(self) -> Reply:
         if not self.server.scrapes.acquire(blocking=False):
             return _BUSY
         try:
-            encode, content_type = _encoder(self.headers.get("Accept", ""))
+            encode, content_type = encoder(self.headers.get("Accept", ""))
             return HTTPStatus.OK, content_type, encode(self.server.registry)
         except TimeoutError:  # its turn did not come
             return _BUSY
@@ -343,7 +341,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         if allow:
             self.send_header("Allow", "GET, HEAD")
-        if len(body) > 1024 and _accepts_gzip(self.headers.get("Accept-Encoding", "")):
+        if len(body) > 1024 and accepts_gzip(self.headers.get("Accept-Encoding", "")):
             body = gzip.compress(body, GZIP_LEVEL)
             self.send_header("Content-Encoding", "gzip")
         self.send_header("Content-Type", content_type)
@@ -369,31 +367,6 @@ class _Handler(BaseHTTPRequestHandler):
         logger.debug(format, *args)
 
 
-def _encoder(accept: str) -> tuple[Callable[[Any], bytes], str]:
-    """prometheus_client's choice; of an Accept header that it cannot read, its default.
-
-    The header is told on one line of printable characters, since its version is repeated in the reply's headers.
-    """
-    line = "".join(character for character in accept if " " <= character <= "~")
-    try:
-        return choose_encoder(line)
-    except (TypeError, ValueError):  # a version that is none
-        return choose_encoder("")
-
-
-def _accepts_gzip(header: str) -> bool:
-    """Whether Accept-Encoding allows gzip: named, or by '*', and not with a weight of 0."""
-    weights: dict[str, float] = {}
-    for part in header.lower().split(","):
-        name, _, parameters = part.partition(";")
-        _, _, weight = parameters.partition("=")
-        try:
-            weights[name.strip()] = float(weight) if weight.strip() else 1.0
-        except ValueError:
-            weights[name.strip()] = 0.0
-    return weights.get("gzip", weights.get("*", 0.0)) > 0
-
-
 def _bind(registry: CollectorRegistry, snapshot: Snapshot, host: str, port: int) -> _Server:
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
@@ -407,46 +380,3 @@ def _bind(registry: CollectorRegistry, snapshot: Snapshot, host: str, port: int)
             f"cannot serve metrics on {host} port {port}: {why}; choose another with port= or "
             "OTEL_EXPORTER_PROMETHEUS_PORT (0 takes any free one)"
         ) from None
-
-
-def tls_context(cert: str, key: str | None, client_ca: str | None) -> ssl.SSLContext:
-    """A server context; with `client_ca` clients must show a certificate signed by it."""
-    try:
-        for path in (cert, key, client_ca):
-            if path is not None:
-                Path(path).open("rb").close()  # whose error names the path, unlike OpenSSL's
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        at = cert if key is None else f"{cert} and {key}"
-        context.load_cert_chain(cert, key)
-        if client_ca is not None:
-            at = client_ca
-            context.load_verify_locations(client_ca)
-            context.verify_mode = ssl.CERT_REQUIRED
-    except ssl.SSLError as error:
-        raise ConfigurationError(f"cannot serve metrics over TLS: {at}: {error}") from None
-    except OSError as error:
-        raise ConfigurationError(f"cannot serve metrics over TLS: {error}") from None
-    return context
-
-
-def _page(snapshot: dict[str, Any]) -> str:
-    """Links and the current totals of counters, summed over layers."""
-    run = snapshot["run"]
-    rows = []
-    for name, metric in snapshot["metrics"].items():
-        if metric["kind"] != "counter":
-            continue
-        totals: dict[str, float] = {}
-        for series in metric["series"]:
-            labels = ", ".join(f"{key}={value}" for key, value in series["labels"].items() if key != "layer")
-            totals[labels] = totals.get(labels, 0) + series["value"]
-        for labels, total in totals.items():
-            if total:
-                cells = (name, labels, f"{total:,.10g}")
-                rows.append("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>")
-    title = html.escape(f"{run['model']} on {run['runtime']}, run {run['run']}")
-    return (
-        f"<!doctype html><meta charset=utf-8><title>moe_telemetry</title><h1>moe_telemetry</h1><p>{title}</p>"
-        "<p><a href=/metrics>/metrics</a> for Prometheus, <a href=/snapshot>/snapshot</a> exact totals as JSON, "
-        f"<a href=/-/healthy>/-/healthy</a></p><table>{''.join(rows)}</table>"
-    )

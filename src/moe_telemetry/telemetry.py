@@ -6,13 +6,11 @@ import atexit
 import logging
 import math
 import os
-import socket
 import ssl
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from datetime import datetime, timezone
 from functools import partial
 from numbers import Real
@@ -22,17 +20,18 @@ from typing import Any
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.sdk.metrics import AlwaysOffExemplarFilter, MeterProvider
 from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
-from opentelemetry.sdk.resources import Resource
 from prometheus_client import CollectorRegistry
 
 from . import hooks, processes, recording, snapshot
 from .collection import Source
-from .endpoint import Endpoint, abandon_all, tls_context
+from .endpoint import Endpoint, abandon_all
 from .hooks import Recorder
 from .otlp import otlp_reader
-from .readers import SCOPE, PrometheusReader, PushReader, always_collect, wrap
+from .providers import EXPORT_SECONDS, flush, readers_of, remove_reader, resource, shut_down
+from .readers import PrometheusReader, always_collect, wrap
 from .settings import ConfigurationError, Settings, resolve
 from .store import Identity, Store
+from .tls import server_context
 from .version import __version__
 
 logger = logging.getLogger("moe_telemetry")
@@ -41,8 +40,6 @@ _live: list[Telemetry] = []
 """Running telemetries, the latest last."""
 _switching = threading.RLock()
 """Held while `_live` and what recorders feed change together; re-entrant, since a signal handler may stop too."""
-EXPORT_SECONDS = 3.0
-"""How long stopping waits for last exports to receivers that may be unreachable, and for an application's callbacks."""
 LEAST_SECONDS = 1.0
 """How long it waits for them where answers in progress have taken that time already."""
 
@@ -232,7 +229,7 @@ def start(
     store = Store(_identity(settings), settings.decode_seq_max, settings.layer_ids)
     if settings.disabled:
         return Telemetry(store, None, recorder)
-    tls = _tls(tls_cert, tls_key, tls_client_ca)
+    tls = server_context(tls_cert, tls_key, tls_client_ca)
     telemetry = Telemetry(store, Source(store, settings.layers, process=meter_provider is None), recorder)
     try:
         _expose(telemetry, settings, registry, meter_provider, tls)
@@ -241,14 +238,6 @@ def start(
         telemetry._unwind()
         raise
     return telemetry
-
-
-def _tls(cert: str | None, key: str | None, client_ca: str | None) -> ssl.SSLContext | None:
-    if cert is not None:
-        return tls_context(cert, key, client_ca)
-    if key is not None or client_ca is not None:
-        raise ConfigurationError("tls_key and tls_client_ca need tls_cert, or metrics would be served in the clear")
-    return None
 
 
 # -- building -------------------------------------------------------------------------------------------------
@@ -270,7 +259,7 @@ def _expose(
 ) -> None:
     source = telemetry._source
     assert source is not None
-    foreign = [] if provider is None else _readers_of(provider)
+    foreign = [] if provider is None else readers_of(provider)
     endpoint = None
     # An application that serves Prometheus itself already shows our points there.
     if settings.explicit_endpoint or not any(isinstance(reader, PrometheusMetricReader) for reader in foreign):
@@ -282,16 +271,16 @@ def _expose(
     readers = telemetry._readers
     if settings.otlp or (settings.otlp_by_environment and provider is None):
         readers.append(otlp_reader(source))
-        telemetry._endings.append(partial(_shut_down, readers[-1]))
+        telemetry._endings.append(partial(shut_down, readers[-1]))
     if registry is not None and not any(getattr(reader, "_registry", None) is registry for reader in foreign):
         readers.append(PrometheusReader(source, registry))
-        telemetry._endings.append(partial(_shut_down, readers[-1]))
+        telemetry._endings.append(partial(shut_down, readers[-1]))
     # Undone from the list's end, so behind the endpoint: no scrape sees the series gone.
     telemetry._undo.insert(0, telemetry._end_readers)
     if provider is None:
         provider = MeterProvider(
             readers,
-            resource=_resource(settings, endpoint),
+            resource=resource(settings, settings.port if endpoint is None else endpoint.port),
             exemplar_filter=AlwaysOffExemplarFilter(),
             shutdown_on_exit=False,
         )
@@ -301,7 +290,7 @@ def _expose(
             telemetry._undo.insert(0, wrap(reader, source, provider))
         for number, reader in enumerate(readers):
             provider.add_metric_reader(reader)
-            telemetry._endings[number] = partial(_remove_reader, provider, reader)
+            telemetry._endings[number] = partial(remove_reader, provider, reader)
     for reader in readers:
         always_collect(reader, provider, lambda: source.alive)
     if endpoint is not None:
@@ -309,51 +298,8 @@ def _expose(
         telemetry.url, telemetry.port = endpoint.url, endpoint.port
     # Last, since a start that fails exports nothing.
     telemetry._endings += [
-        partial(_flush, reader) for reader in foreign if isinstance(reader, PeriodicExportingMetricReader)
+        partial(flush, reader) for reader in foreign if isinstance(reader, PeriodicExportingMetricReader)
     ]
-
-
-def _resource(settings: Settings, endpoint: Endpoint | None) -> Resource:
-    """The environment's resource, with a name and an instance id where it gives none.
-
-    The id is stable: a random one would make every restart a new set of series at an OTLP backend.
-    """
-    resource = Resource.create({})
-    ours: dict[str, str] = {}
-    if str(resource.attributes.get("service.name", "")).startswith("unknown_service"):
-        ours["service.name"] = settings.runtime
-    given = [pair.partition("=")[0].strip() for pair in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "").split(",")]
-    if "service.instance.id" not in given:
-        port = settings.port if endpoint is None else endpoint.port
-        ours["service.instance.id"] = str(uuid.uuid5(uuid.NAMESPACE_URL, f"{SCOPE}://{socket.gethostname()}:{port}"))
-    return resource.merge(Resource(ours))
-
-
-def _readers_of(provider: MeterProvider) -> list[MetricReader]:
-    """An application's readers, those added later too, without our own; the SDK has no public way to ask."""
-    storages = getattr(getattr(provider, "_measurement_consumer", None), "_reader_storages", None)
-    if not isinstance(provider, MeterProvider) or storages is None:
-        raise ConfigurationError("meter_provider must be an opentelemetry.sdk.metrics.MeterProvider")
-    return [reader for reader in storages if not isinstance(reader, (PrometheusReader, PushReader))]
-
-
-def _shut_down(reader: MetricReader) -> None:
-    reader.shutdown(timeout_millis=EXPORT_SECONDS * 1e3)
-
-
-def _remove_reader(provider: MeterProvider, reader: MetricReader) -> None:
-    """Take our reader out, shut down before: a reader that is out already has nothing to export any more."""
-    _shut_down(reader)
-    # The SDK would wait for an application's callback that hangs while it holds a lock of all providers.
-    with getattr(getattr(provider, "_measurement_consumer", None), "_lock", nullcontext()):
-        pass
-    provider.remove_metric_reader(reader)
-
-
-def _flush(reader: MetricReader) -> None:
-    """Let an application's reader export what it has, unless the application has shut it down."""
-    if not getattr(reader, "_shutdown", False):
-        reader.force_flush(timeout_millis=EXPORT_SECONDS * 1e3)
 
 
 # -- processes and exit ---------------------------------------------------------------------------------------
