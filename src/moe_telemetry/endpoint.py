@@ -377,6 +377,6 @@ def _bind(registry: CollectorRegistry, snapshot: Snapshot, host: str, port: int)
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         raise ConfigurationError(
-            f"cannot serve metrics on {host} port {port}: {why}; choose another with port= or "
+            f"cannot serve metrics on {host} port {port}: {why}; choose another with port=, --port or "
             "OTEL_EXPORTER_PROMETHEUS_PORT (0 takes any free one)"
         ) from None
