@@ -57,8 +57,8 @@ def test_a_taken_port_is_one_sentence_and_changes_nothing(start, recorder) -> No
     with pytest.raises(ConfigurationError) as raised:
         mt.start(port=first.port, recorder=recorder)
     assert (
-        f"cannot serve metrics on 127.0.0.1 port {first.port}: address already in use; choose another with port=, --port or "
-        "OTEL_EXPORTER_PROMETHEUS_PORT (0 takes any free one)" == str(raised.value)
+        f"cannot serve metrics on 127.0.0.1 port {first.port}: address already in use; choose another with port=, "
+        "--port or OTEL_EXPORTER_PROMETHEUS_PORT (0 takes any free one)" == str(raised.value)
     )
     recorder.tokens(4)
     assert 4 == tokens(first)
