@@ -129,7 +129,8 @@ SEGMENTS = ("route", "pyremap", "fetch", "matmul", "combine")
 DROP_REASONS = ("budget", "queue_full", "no_slot", "unused")
 DEGRADED_MODES = ("substituted", "skipped", "cpu")
 HOOKS = (
-    *("forward", "forward_done", "tokens", "speculation", "request", "routed", "union", "recall"),
+    *("forward", "forward_done", "tokens", "speculation", "request", "routed", "routed_array"),
+    *("union", "recall"),
     *("prefetch", "promote", "window", "placed", "prefetch_dropped", "block", "block_call"),
     *("read", "stall", "evicted", "degraded", "pool", "cumulative"),
 )
@@ -140,6 +141,7 @@ LOST_REASONS = (
     "not_integer",
     "out_of_range",
     "lazy_array",
+    "unevaluated",
     "too_many",
     "unknown_label",
     "unknown_metric",

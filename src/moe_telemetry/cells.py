@@ -10,7 +10,8 @@ sum of fields that only rise, never a difference, so a torn read is late and nev
 from __future__ import annotations
 
 import sys
-from operator import mul
+from collections import deque
+from operator import add, mul, sub
 from typing import TYPE_CHECKING
 
 from . import catalog
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 UNLIMITED = sys.maxsize
 """Capacity of a layer without a declared pool: no union is above it."""
+LOAD_WINDOW = 256
+"""Layer calls that a layer's load peak looks back on."""
 EXACT_SIZES = 8192
 """Distinct union sizes kept apart for one layer; more can only come from a broken caller."""
 
@@ -124,6 +127,38 @@ class LayerCells:
         # routed experts by prediction, and predictions that were not routed
         self.recalled = self.missed = self.wasted = 0
         self.evictions = 0
+
+
+class ExpertLoad:
+    """Tokens by expert of one layer: of the whole run, and of the last LOAD_WINDOW calls in whole pieces."""
+
+    __slots__ = ("_calls", "_pieces", "_window", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self._window: list[int] = []
+        self._pieces: deque[tuple[int, list[int]]] = deque()
+        self._calls = 0
+
+    def add(self, calls: int, tokens: list[int]) -> None:
+        """Add what `calls` calls routed to each expert."""
+        if len(tokens) != len(self.tokens):  # another model's layer
+            self.tokens, self._window, self._calls = [0] * len(tokens), [0] * len(tokens), 0
+            self._pieces.clear()
+        self.tokens = list(map(add, self.tokens, tokens))
+        self._window = list(map(add, self._window, tokens))
+        self._pieces.append((calls, tokens))
+        self._calls += calls
+        while self._calls > LOAD_WINDOW and len(self._pieces) > 1:
+            calls, tokens = self._pieces.popleft()
+            self._window = list(map(sub, self._window, tokens))
+            self._calls -= calls
+
+    def peak(self) -> float | None:
+        """The busiest expert's share of the window's tokens times the number of experts; None without a token."""
+        window = self._window
+        total = sum(window)
+        return max(window) * len(window) / total if total else None
 
 
 class PhaseCells:

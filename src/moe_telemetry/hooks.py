@@ -14,6 +14,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import mlx.core as mx
+
     from .cells import SeqCells
     from .store import Store
 
@@ -62,8 +64,14 @@ class Recorder:
     def speculation(self, proposed: int, accepted: int) -> None:
         """Count one verify pass: draft tokens proposed, and how many of them were accepted."""
 
-    def request(self, time_to_first_token: float | None, duration: float, output_tokens: int) -> None:
-        """Record a finished request; with two output tokens or more also the time per output token."""
+    def request(
+        self, time_to_first_token: float | None, duration: float, output_tokens: int, *, idle: bool = True
+    ) -> None:
+        """Record a finished request; with two output tokens or more also the time per output token.
+
+        Then counts what `routed_array` has outstanding on this thread, which waits for the device. A server that
+        has other requests under way says so with ``idle=False``, and is not made to wait.
+        """
 
     # -- routing and residency -----------------------------------------------------------------------------
 
@@ -87,6 +95,29 @@ class Recorder:
 
         The routed experts fall into exactly one outcome each: hit (resident), miss_timing (predicted, not
         ready), miss_evicted (predicted and ready, not resident), miss_unpredicted.
+        """
+
+    def routed_array(
+        self,
+        layer: int | None,
+        indices: mx.array,
+        num_experts: int,
+        resident: mx.array | Iterable[int] | None = None,
+        predicted: mx.array | Iterable[int] | None = None,
+        ready: mx.array | Iterable[int] | None = None,
+    ) -> None:
+        """Record what `routed` does without reading the routing, for a runtime that keeps it on the device.
+
+        Args:
+            layer: the layer's index. A layer that comes again begins a new pass.
+            indices: the router's choice as a lazy MLX array of integer ids; any shape, last axis top-k.
+            num_experts: experts of the layer, ids are below it.
+            resident, predicted, ready: as for `routed`, each a bool array (num_experts,) or ids.
+
+        The arrays are kept for 8 passes, reduced on the device, and counted two such batches later: `request` and
+        `stop()` count what is outstanding. Only what the model itself has evaluated by the next pass counts; a pass
+        of which it evaluated nothing is dropped (``reason="unevaluated"``). Call it on the thread that makes the
+        passes.
         """
 
     def union(self, layer: int | None, size: int, residency: str | None = None) -> None:

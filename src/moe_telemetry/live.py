@@ -8,13 +8,14 @@ cannot is the RecursionError of a caller that has no frames left.
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from threading import get_ident
 from time import perf_counter
 from types import MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import values
 from .catalog import (
@@ -30,6 +31,10 @@ from .cells import HistogramCell, LayerCells, SeqCells
 from .hooks import Recorder
 from .losses import lose
 from .values import MAX_SECONDS, Refused
+
+if TYPE_CHECKING:
+    from .routing import Router
+    from .store import Store
 
 
 class LiveRecorder(Recorder):
@@ -93,7 +98,7 @@ class LiveRecorder(Recorder):
         except Exception as error:
             lose(self, "speculation", error)
 
-    def request(self, time_to_first_token: Any, duration: Any, output_tokens: Any) -> None:
+    def request(self, time_to_first_token: Any, duration: Any, output_tokens: Any, *, idle: Any = True) -> None:
         try:
             store = self._store
             whole = values.seconds(duration)
@@ -106,6 +111,8 @@ class LiveRecorder(Recorder):
                 _observe(store.ttft, TTFT_BOUNDS, first)
                 if number > 1:
                     _observe(store.tpot, TPOT_BOUNDS, (whole - first) / (number - 1))
+            if idle:
+                store.drain()
         except Exception as error:
             lose(self, "request", error)
 
@@ -177,6 +184,25 @@ class LiveRecorder(Recorder):
                 cells.wasted += wasted
         except Exception as error:
             lose(self, "routed", error)
+
+    def routed_array(
+        self,
+        layer: Any,
+        indices: Any,
+        num_experts: Any,
+        resident: Any = None,
+        predicted: Any = None,
+        ready: Any = None,
+    ) -> None:
+        try:
+            row = self._row
+            try:
+                router = row.store.routers[get_ident()]
+            except KeyError:
+                router = _new_router(row.store, indices)
+            router.take(row, layer, indices, num_experts, resident, predicted, ready)
+        except Exception as error:
+            lose(self, "routed_array", error)
 
     def union(self, layer: Any, size: Any, residency: Any = None) -> None:
         try:
@@ -370,6 +396,15 @@ class _Timed:
         except Exception as error:  # not a hook, or one argument too few: off, it would have gone unnoticed
             name = self._hook.__name__ if isinstance(self._hook, MethodType) else "timed"
             lose(self._recorder, name, error)
+
+
+def _new_router(store: Store, indices: object) -> Router:
+    core = sys.modules.get("mlx.core")
+    if core is None or type(indices) is not core.array:  # before mlx is imported for a caller that has none
+        raise Refused("not_a_number", indices)
+    from .routing import router_of
+
+    return router_of(store)
 
 
 def _observe(cell: HistogramCell, bounds: tuple[float, ...], seconds: Any) -> None:

@@ -6,7 +6,7 @@ import time
 from contextlib import suppress
 
 from .hooks import Recorder
-from .store import logger
+from .store import Store, logger
 from .values import Refused
 
 LOG_INTERVAL = 60.0
@@ -15,8 +15,13 @@ LOG_INTERVAL = 60.0
 
 def lose(recorder: Recorder, hook: str, error: Exception) -> None:
     """Count a record that was not taken, and say so at most once in LOG_INTERVAL."""
+    with suppress(Exception):
+        lost(recorder._store, hook, error)
+
+
+def lost(store: Store, hook: str, error: Exception) -> None:
+    """`lose`, where the store is known."""
     with suppress(Exception):  # a message that cannot be formatted or logged must not reach the caller either
-        store = recorder._store
         if isinstance(error, Refused):
             reason = error.reason
         elif isinstance(error, (KeyError, TypeError)) and hook in _LABELLED:
@@ -32,6 +37,25 @@ def lose(recorder: Recorder, hook: str, error: Exception) -> None:
             lost = sum(store.lost.values())
             detail = error.kind if isinstance(error, Refused) else _described(error)
             logger.warning("%s() dropped a record: %s (%s); %d dropped so far", hook, reason, detail, lost)
+
+
+class losing:
+    """A with-block of which an Exception counts as a lost record."""
+
+    __slots__ = ("_hook", "_store")
+
+    def __init__(self, store: Store, hook: str) -> None:
+        self._store = store
+        self._hook = hook
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        lost(self._store, self._hook, error)
+        return True
 
 
 _LABELLED = frozenset(("prefetch", "promote", "block", "read", "prefetch_dropped", "degraded"))

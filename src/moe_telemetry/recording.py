@@ -76,6 +76,12 @@ def detach(recorder: Recorder) -> None:
     _tell_followers(recorder)
 
 
+def drain(recorder: Recorder) -> None:
+    """Count what `routed_array` holds back of the calling thread's passes, waiting for the device."""
+    if type(recorder) is not Recorder:
+        recorder._store.drain()
+
+
 @dataclass(frozen=True, eq=False)
 class _Feed:
     recorder: Recorder

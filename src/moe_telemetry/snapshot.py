@@ -21,7 +21,8 @@ def build(store: Store, families: list[Family]) -> dict[str, Any]:
     `metrics`: by OpenTelemetry name `kind`, `unit`, `bounds` (histograms) and `series`, each with `labels` and
     `value`, or `count`, `sum` and `buckets` (not cumulative, the last one above the top bound); `unions`: exact,
     by phase and tokens per sequence ("<=64" where many lengths share their cells), `layers` -> layer -> union size
-    -> layer calls, and `rest` where a broken caller's sizes outgrew the exact table.
+    -> layer calls, and `rest` where a broken caller's sizes outgrew the exact table; `experts`: where routing is
+    reduced on the device, by layer the tokens routed to each expert id in the whole run.
     """
     identity = store.identity
     return {
@@ -39,6 +40,7 @@ def build(store: Store, families: list[Family]) -> dict[str, Any]:
             phase: {seq: _unions(found) for seq, found in by_seq.items()}
             for phase, by_seq in series.unions(store).items()
         },
+        "experts": {layer.label: layer.load.tokens for layer in store.layers.copy().values() if layer.load is not None},
     }
 
 

@@ -14,12 +14,16 @@ import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from . import catalog, values
 from .catalog import Metric
-from .cells import UNLIMITED, HistogramCell, LayerCells, PhaseCells, SeqCells
+from .cells import UNLIMITED, ExpertLoad, HistogramCell, LayerCells, PhaseCells, SeqCells
 from .hooks import HOOKS, Phase
 from .values import Refused
+
+if TYPE_CHECKING:
+    from .routing import Router
 
 logger = logging.getLogger("moe_telemetry")
 
@@ -39,7 +43,12 @@ class Layer:
     index: int
     capacity: int | None = None
     resident: int | None = None
-    load_peak: float | None = None
+    load: ExpertLoad | None = None
+
+    @property
+    def load_peak(self) -> float | None:
+        """Busiest expert's share of the layer's recent tokens times the number of experts."""
+        return None if self.load is None else self.load.peak()
 
     @property
     def label(self) -> str:
@@ -97,6 +106,9 @@ class Store:
         # Which thread made the first pass; rows by thread once a second one makes passes (recording).
         self.thread: int | None = None
         self.by_thread: dict[int, SeqCells] = {}
+        # What routed_array holds back by thread, and what threads that have ended left (routing).
+        self.routers: dict[int, Router] = {}
+        self.orphans: list[Router] = []
         self._watches = threading.local()
         for index in layers:
             self.layer(values.layer_index(index))
@@ -180,8 +192,39 @@ class Store:
         """Drop what is kept for a thread, its unfinished pass included."""
         self.by_thread.pop(thread, None)
         self.active.pop(thread, None)
+        router = self.routers.pop(thread, None)
+        if router is not None:
+            self.orphans.append(router)
         if self.thread == thread:
             self.thread = None
+
+    # -- routing on the device --------------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Count what `routed_array` holds back of the calling thread's passes; waits for the device."""
+        router = self.routers.get(threading.get_ident())
+        if router is not None:
+            router.drain()
+
+    def drain_orphans(self) -> None:
+        """Count what threads that have ended left behind."""
+        while self.orphans:
+            try:
+                router = self.orphans.pop()
+            except IndexError:  # another thread was faster
+                return
+            router.drain(end=True)
+
+    def end(self) -> None:
+        """No pass is in progress any more: count what all threads hold back, and take nothing from now on."""
+        self.ended = True  # first: a pass cut off here would age in every later snapshot
+        own = threading.get_ident()
+        for thread, router in list(self.routers.items()):
+            if thread == own:
+                router.drain(end=True)
+            else:
+                router.take_over()
+        self.drain_orphans()
 
     # -- slow-path state -------------------------------------------------------------------------------------
 

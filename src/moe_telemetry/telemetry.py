@@ -67,7 +67,11 @@ class Telemetry:
         self._pid = os.getpid()
 
     def snapshot(self) -> dict[str, Any]:
-        """Exact totals now, after stop() too (keys: `snapshot.build`); no metrics where disabled."""
+        """Exact totals now, after stop() too (keys: `snapshot.build`); no metrics where disabled.
+
+        Counts what `routed_array` holds back of the calling thread's passes first.
+        """
+        self._store.drain()
         return snapshot.build(self._store, [] if self._source is None else self._source.families())
 
     def stop(self, linger: float = 0.0) -> None:
@@ -88,7 +92,7 @@ class Telemetry:
             return
         try:
             self._silence()
-            self._store.ended = True  # a pass cut off here would age in every later snapshot
+            _logged(self._store.end)
             if self._endpoint is not None and linger > 0 and not self._endpoint.in_own_thread():
                 self._endpoint.wait_for_scrape(float(linger))
         finally:

@@ -24,7 +24,8 @@ class Capture:
 
     def series(self) -> dict[tuple[str, Labels], Value]:
         """`{(name, labels): value}`: OpenTelemetry names, labels as sorted (key, value) pairs; histograms are
-        `series.Distribution`."""
+        `series.Distribution`. Waits for what `routed_array` holds back of the calling thread's passes."""
+        self.store.drain()
         return {
             (family.metric.name, tuple(sorted(zip(family.metric.keys, values, strict=True)))): value
             for family in read(self.store)

@@ -1,0 +1,202 @@
+"""Routing that stays on the device: lazy arrays are kept for a few passes, reduced together and read later (D8).
+
+Reading routed ids where they are made waits for the device in every layer. Here a call only keeps what it was given;
+after FORWARDS passes everything kept is reduced in a handful of operations (reduction.py) and evaluated
+asynchronously, and the integers are read BATCHES_BEHIND batches later, when the device has long been done.
+
+Nothing is computed that the model did not compute: the router behind the last use of a prefill chunk is dead code, and
+stays dead. All of it happens on the thread that makes the passes, in the call that begins a new one; only a stop takes
+over what another thread has left. This module and reduction.py are imported once an MLX array has come to a hook.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from io import StringIO
+from threading import get_ident
+from typing import Any
+
+import mlx.core as mx
+
+from . import values
+from .cells import SeqCells
+from .losses import losing, lost
+from .reduction import Batch, Call, LoadSums
+from .store import Store
+from .values import Refused
+
+FORWARDS = 8
+"""Forward passes reduced together."""
+BATCHES_BEHIND = 2
+"""Batches launched behind one before it is read."""
+MAX_IDS = 32_768
+"""Routed ids kept before a batch is reduced early: those of a long prefill are not small."""
+MAX_EXPERTS = 8192
+PATIENCE = 3
+"""Batches in a row of which nothing was evaluated, before a thread's calls are refused: they would pile up."""
+TAKE_OVER_SECONDS = 0.5
+"""How long a stop waits for a hook that another thread is in."""
+
+_HOOK = "routed_array"
+_INTEGERS = frozenset((mx.uint8, mx.uint16, mx.uint32, mx.uint64, mx.int8, mx.int16, mx.int32, mx.int64))
+
+
+class Router:
+    """What the passes of one thread have handed in and is not counted yet."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        # Held in each call by the thread that makes the passes, so that a stop can take over between two.
+        self._lock = threading.RLock()
+        self._ended = False
+        self._row: SeqCells | None = None
+        self._forward: list[Call] = []
+        self._layers: set[int] = set()
+        self._closed: list[list[Call]] = []
+        self._ids = 0
+        self._batches: deque[Batch] = deque()
+        self._sums: LoadSums = {}
+        self._fruitless = 0
+
+    def take(
+        self, row: SeqCells, layer: Any, indices: Any, experts: Any, resident: Any, predicted: Any, ready: Any
+    ) -> None:
+        """Keep one layer call of the pass that `row` stands for. A layer that comes again begins a new pass."""
+        if type(experts) is not int or not 0 < experts <= MAX_EXPERTS:
+            experts = values.count(experts)
+            if not 0 < experts <= MAX_EXPERTS:
+                raise Refused("out_of_range", experts)
+        if type(indices) is not mx.array or indices.dtype not in _INTEGERS or not indices.ndim:
+            raise Refused("not_a_number", indices)
+        if resident is not None:
+            resident = _mask(resident, experts)
+        if predicted is not None:
+            predicted = _mask(predicted, experts)
+            if ready is not None:
+                ready = _mask(ready, experts)
+        if predicted is None or resident is None:
+            ready = None  # says nothing then (hooks.Recorder.routed)
+        index = layer if type(layer) is int and layer >= 0 else values.layer_index(layer)
+        with self._lock:
+            if self._ended:
+                return
+            if index in self._layers or row is not self._row:
+                self._begin(row)
+            if self._fruitless >= PATIENCE:
+                raise Refused("unevaluated", indices)
+            try:
+                cells = row.by_layer[index]
+            except KeyError:
+                cells = row.store.layer_cells(row, layer)
+            # A copy shares the values, and keeps them when the caller's own array is written to.
+            self._forward.append(Call(cells, index, mx.array.__copy__(indices), experts, resident, predicted, ready))
+            self._layers.add(index)
+            self._ids += indices.size
+
+    def drain(self, end: bool = False) -> None:
+        """Count all that was handed in so far, waiting for the device; with `end` nothing is taken any more."""
+        with self._lock:
+            self._ended = self._ended or end
+            self._close()
+            self._launch()
+            self._read(0)
+            self._fruitless = 0
+            sums, self._sums = self._sums, {}
+            for each in sums.values():
+                with losing(self._store, _HOOK):
+                    each.count_in(self._store)
+
+    def take_over(self) -> None:
+        """End from another thread than the one that makes the passes, and count what it left."""
+        if not self._lock.acquire(timeout=TAKE_OVER_SECONDS):
+            lost(self._store, _HOOK, Refused("unevaluated", self))  # that thread waits for the device
+            return
+        try:
+            self.drain(end=True)
+        finally:
+            self._lock.release()
+
+    def _begin(self, row: SeqCells) -> None:
+        self._close()
+        self._row = row
+        if len(self._closed) >= FORWARDS or self._ids >= MAX_IDS:
+            self._launch()
+            self._read(BATCHES_BEHIND)
+
+    def _close(self) -> None:
+        if self._forward:
+            self._closed.append(self._forward)
+            self._forward = []
+            self._layers = set()
+
+    def _launch(self) -> None:
+        """Reduce the closed passes, and let the device begin."""
+        closed, self._closed, self._ids = self._closed, [], 0
+        computed = [found for forward in closed if (found := self._computed(forward))]
+        if closed:
+            self._fruitless = 0 if computed else self._fruitless + 1
+        if not computed:
+            return
+        try:
+            self._reduce(computed)
+        except Exception:  # one odd array must not take the other passes with it
+            for forward in computed:
+                with losing(self._store, _HOOK):
+                    self._reduce([forward])
+
+    def _reduce(self, forwards: list[list[Call]]) -> None:
+        batch = Batch(forwards, self._sums)
+        self._sums = batch.carried
+        self._batches.append(batch)
+
+    def _read(self, behind: int) -> None:
+        """Count the batches that at least so many were launched behind."""
+        while len(self._batches) > behind:
+            batch = self._batches.popleft()
+            with losing(self._store, _HOOK):
+                batch.count(self._store)
+
+    def _computed(self, forward: list[Call]) -> list[Call]:
+        """Calls of a pass whose routing the model has computed: every layer needs the routing of those before it."""
+        if not _is_evaluated(forward[0].indices):
+            # A pass under a transformation (mx.compile, mx.grad), one that failed, or one that nobody has asked for.
+            lost(self._store, _HOOK, Refused("unevaluated", forward[0].indices))
+            return []
+        number = len(forward)
+        while not _is_evaluated(forward[number - 1].indices):
+            number -= 1
+        return forward[:number]
+
+
+def router_of(store: Store) -> Router:
+    """The calling thread's router, made at its first call."""
+    router: Router = store.routers.setdefault(get_ident(), Router(store))
+    store.watch(get_ident())
+    store.drain_orphans()
+    if store.ended:
+        router.drain(end=True)
+    return router
+
+
+def _mask(given: Any, experts: int) -> mx.array | bytes:
+    """A set of expert ids: a bool array (experts,) as it is, anything else that `routed` takes as one byte an id."""
+    if type(given) is mx.array:
+        if given.dtype != mx.bool_ or given.shape != (experts,):
+            raise Refused("not_a_number", given)
+        return mx.array.__copy__(given)
+    found = values.ids(given)
+    mask = bytearray(experts)
+    for expert in found:
+        number = expert if type(expert) is int else values.count(expert)
+        if not 0 <= number < experts:
+            raise Refused("out_of_range", expert)
+        mask[number] = 1
+    return bytes(mask)
+
+
+def _is_evaluated(array: mx.array) -> bool:
+    """Whether the array has been computed or is being computed: its graph is then a leaf."""
+    graph = StringIO()
+    mx.export_to_dot(graph, array)
+    return "->" not in graph.getvalue()
