@@ -15,15 +15,17 @@ import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from conftest import PLAIN, fetch, keep_alive, raw, samples, scrape
 from opentelemetry.sdk.metrics import MeterProvider
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 
-from moe_telemetry import ConfigurationError, endpoint, readers
+from moe_telemetry import ConfigurationError, connections, endpoint, readers
 
 PROMETHEUS_2 = (
     "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
@@ -287,7 +289,7 @@ def test_an_address_of_another_machine_is_a_clear_error(start) -> None:
 
 
 def test_concurrent_scrapes_are_complete(start, recorder) -> None:
-    """Four scrapes at once, while hooks record, are each whole and without a line twice."""
+    """Twelve scrapes at once, while hooks record, are each whole and without a line twice."""
     telemetry = start(num_layers=12)
     done = threading.Event()
 
@@ -303,7 +305,7 @@ def test_concurrent_scrapes_are_complete(start, recorder) -> None:
     worker = threading.Thread(target=work)
     worker.start()
     try:
-        with ThreadPoolExecutor(endpoint.MAX_SCRAPES) as pool:
+        with ThreadPoolExecutor(12) as pool:
             texts = list(pool.map(scrape, [telemetry] * 24, [30] * 24))
     finally:
         done.set()
@@ -315,24 +317,26 @@ def test_concurrent_scrapes_are_complete(start, recorder) -> None:
 
 
 def test_silent_connections_do_not_hold_up_a_scrape(start) -> None:
-    """With forty connections that send nothing a scrape is answered at once."""
+    """With more connections that send nothing than there may be, a scrape is answered at once."""
     telemetry = start()
-    silent = [socket.create_connection(("127.0.0.1", telemetry.port), 10) for _ in range(40)]
+    crowd = connections.MAX_CONNECTIONS + 8
+    silent = [socket.create_connection(("127.0.0.1", telemetry.port), 10) for _ in range(crowd)]
     try:
         begin = time.monotonic()
         for _ in range(3):
             assert scrape(telemetry, timeout=5)
         assert 3 > time.monotonic() - begin
-        assert endpoint.MAX_CONNECTIONS >= len(telemetry._endpoint._server._connections)
+        assert connections.MAX_CONNECTIONS >= len(telemetry._endpoint._server._connections)
     finally:
         for connection in silent:
             connection.close()
 
 
 def test_dripping_connections_do_not_hold_up_a_scrape(start) -> None:
-    """Nor do forty that have sent half a request line."""
+    """Nor do as many that have sent half a request line."""
     telemetry = start()
-    dripping = [socket.create_connection(("127.0.0.1", telemetry.port), 10) for _ in range(40)]
+    crowd = connections.MAX_CONNECTIONS + 8
+    dripping = [socket.create_connection(("127.0.0.1", telemetry.port), 10) for _ in range(crowd)]
     try:
         for connection in dripping:
             try:
@@ -347,7 +351,7 @@ def test_dripping_connections_do_not_hold_up_a_scrape(start) -> None:
 
 def test_a_silent_client_is_disconnected(start, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that sends nothing is closed after the idle time, and its thread ends."""
-    monkeypatch.setattr(endpoint, "IDLE_SECONDS", 0.3)
+    monkeypatch.setattr(connections, "IDLE_SECONDS", 0.3)
     telemetry = start()
     begin = time.monotonic()
     assert b"" == raw(telemetry.port, b"", timeout=10)
@@ -359,7 +363,7 @@ def test_a_silent_client_is_disconnected(start, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_client_that_does_not_read_is_disconnected(start, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that asks and never reads costs one thread for the time to send, and no scrape of others."""
-    monkeypatch.setattr(endpoint, "IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(connections, "IDLE_SECONDS", 0.5)
     monkeypatch.setattr(endpoint, "SEND_SECONDS", 0.5)
     telemetry = start(num_layers=200)
     with socket.socket() as deaf:
@@ -380,18 +384,19 @@ def test_deaf_clients_on_every_connection_make_room(start) -> None:
     server.snapshot = lambda: {"large": "x" * 8_000_000}
     deaf = []
     try:
-        for _ in range(endpoint.MAX_CONNECTIONS):
-            client = socket.socket()
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
-            client.connect(("127.0.0.1", telemetry.port))
-            client.sendall(b"GET /snapshot HTTP/1.1\r\n\r\n" * 50)
-            deaf.append(client)
-        deadline = time.monotonic() + 20
-        sent_to = 0
-        while sent_to < endpoint.MAX_CONNECTIONS and time.monotonic() < deadline:
-            time.sleep(0.02)
-            sent_to = sum(each.sending is not None for each in list(server._connections))
-        assert endpoint.MAX_CONNECTIONS == sent_to
+        for crowd in (endpoint.MAX_WAITING, connections.MAX_CONNECTIONS):  # no more may wait at a time
+            while len(deaf) < crowd:
+                client = socket.socket()
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+                client.connect(("127.0.0.1", telemetry.port))
+                client.sendall(b"GET /snapshot HTTP/1.1\r\n\r\n" * 50)
+                deaf.append(client)
+            deadline = time.monotonic() + 4
+            sent_to = 0
+            while sent_to < crowd and time.monotonic() < deadline:
+                time.sleep(0.02)
+                sent_to = sum(each.sending is not None for each in list(server._connections))
+            assert crowd == sent_to
         begin = time.monotonic()
         assert 200 == fetch(f"{telemetry.url}/-/healthy")[0]
         assert scrape(telemetry)
@@ -419,6 +424,39 @@ def test_a_client_that_reads_byte_by_byte_is_disconnected(start, monkeypatch: py
             time.sleep(0.01)
             connected = bool(telemetry._endpoint._server._connections)
         assert not telemetry._endpoint._server._connections
+
+
+def test_a_request_that_never_ends_is_cut(start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte of a request every now and then does not hold a connection: the request as a whole has its time."""
+    monkeypatch.setattr(connections, "IDLE_SECONDS", 0.4)
+    telemetry = start()
+    begin = time.monotonic()
+    with socket.create_connection(("127.0.0.1", telemetry.port), 10) as drip:
+        drip.sendall(b"GET /metrics HTTP/1.1\r\nX: ")
+        with pytest.raises(OSError):  # noqa: PT011, PT012
+            while time.monotonic() - begin < 8:
+                drip.sendall(b"x")
+                time.sleep(0.05)
+    assert 5 > time.monotonic() - begin
+
+
+def test_a_header_is_bounded_as_a_whole(start) -> None:
+    """Ninety lines of 60 KB, each of which is allowed, are refused before they fill the memory."""
+    port = start().port
+    before = psutil.Process().memory_info().rss
+    with socket.create_connection(("127.0.0.1", port), 10) as bomb:
+        bomb.sendall(b"GET /metrics HTTP/1.1\r\n")
+        sent = 0
+        with suppress(OSError):
+            for number in range(90):
+                bomb.sendall(b"X-%d: " % number + b"x" * 60_000 + b"\r\n")
+                sent += 60_000
+        answer = b""
+        with suppress(OSError):
+            answer = bomb.recv(65_536)
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 431 ")
+    assert 4_000_000 > sent or answer.startswith(b"HTTP/1.1 431 ")
+    assert 3_000_000 > psutil.Process().memory_info().rss - before
 
 
 def test_a_connection_has_a_bounded_number_of_answers(start) -> None:
@@ -454,29 +492,49 @@ class Hanging:
         return []
 
 
-def test_more_scrapes_than_four_are_refused_at_once(start) -> None:
-    """While four scrapes hang a fifth gets 503, and health and page are answered; behind them there is room again."""
+def test_more_than_may_wait_are_refused_at_once(start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While four scrapes wait for one that hangs, a fifth gets 503, and health is answered; then there is room."""
+    monkeypatch.setattr(endpoint, "MAX_WAITING", 5)
     hanging, registry = Hanging(), CollectorRegistry()
     registry.register(hanging)
     telemetry = start(registry=registry)
-    with ThreadPoolExecutor(endpoint.MAX_SCRAPES) as pool:
+    waiting = telemetry._endpoint._server.waiting
+    with ThreadPoolExecutor(5) as pool:
         try:
-            waiting = [pool.submit(scrape, telemetry, 30) for _ in range(endpoint.MAX_SCRAPES)]
-            for _ in waiting:
-                assert hanging.entered.acquire(timeout=10)
+            asked = [pool.submit(scrape, telemetry, 30) for _ in range(5)]
+            assert hanging.entered.acquire(timeout=10)
+            deadline = time.monotonic() + 10
+            while waiting._value and time.monotonic() < deadline:
+                time.sleep(0.01)
             begin = time.monotonic()
-            assert (503, b"too many scrapes at a time\n") == fetch(f"{telemetry.url}/metrics")[::2]
-            assert [200, 200] == [fetch(telemetry.url + path)[0] for path in ("/-/healthy", "/")]
+            assert (503, b"too many requests at a time\n") == fetch(f"{telemetry.url}/metrics")[::2]
+            assert 200 == fetch(f"{telemetry.url}/-/healthy")[0]
             assert 3 > time.monotonic() - begin
         finally:
             hanging.leave.set()
-        assert all("moe_run_info" in each.result() for each in waiting)
+        assert all("moe_run_info" in each.result() for each in asked)
     assert scrape(telemetry)
 
 
-def test_a_scrape_does_not_wait_for_ever_for_its_turn(start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scrape_that_hangs_holds_up_no_snapshot(start) -> None:
+    """While an application's collector hangs, snapshot and page are answered."""
+    hanging, registry = Hanging(), CollectorRegistry()
+    registry.register(hanging)
+    telemetry = start(registry=registry)
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            asked = pool.submit(scrape, telemetry, 30)
+            assert hanging.entered.acquire(timeout=10)
+            assert [200, 200] == [fetch(telemetry.url + path, 3)[0] for path in ("/snapshot", "/")]
+        finally:
+            hanging.leave.set()
+        assert asked.result()
+
+
+@pytest.mark.parametrize("where", [endpoint, readers])
+def test_a_scrape_does_not_wait_for_ever_for_its_turn(where, start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind a scrape that hangs in an application's callback another one gets 503 when its time is over."""
-    monkeypatch.setattr(readers, "TURN_SECONDS", 0.2)
+    monkeypatch.setattr(where, "TURN_SECONDS", 0.2)
     entered, leave = threading.Event(), threading.Event()
 
     def callback(_: object) -> list:
@@ -486,8 +544,11 @@ def test_a_scrape_does_not_wait_for_ever_for_its_turn(start, monkeypatch: pytest
 
     provider = MeterProvider()
     provider.get_meter("app").create_observable_gauge("app.gauge", [callback])
-    telemetry = start(meter_provider=provider, port=0)
-    first = threading.Thread(target=fetch, args=(f"{telemetry.url}/metrics",))
+    registry = CollectorRegistry()
+    telemetry = start(meter_provider=provider, port=0, registry=registry)
+    by_the_application = where is readers  # which collects the registry itself
+    target, arguments = (generate_latest, (registry,)) if by_the_application else (fetch, (f"{telemetry.url}/metrics",))
+    first = threading.Thread(target=target, args=arguments)
     first.start()
     try:
         assert entered.wait(10)
