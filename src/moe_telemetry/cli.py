@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from . import report_command
+from . import report_command, run_command
 from .demo import command as demo
 from .demo.settings import DemoError
 from .monitoring import check, export, stack
+from .programs import ProgramError
 from .reports import ReportError
 from .settings import ConfigurationError
 from .version import __version__
@@ -24,6 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, module, words in (
         ("demo", demo, "run a small real MoE with streamed experts under telemetry"),
+        ("run", run_command, "run a Python program under telemetry, mlx_lm's models watched"),
         ("report", report_command, "print the figures of a run from its snapshot"),
         ("check", check, "say what a live endpoint lacks, and which panels and alerts are empty for it"),
         ("stack", stack, "run Prometheus, Alertmanager and Grafana with the dashboards, without Docker"),
@@ -34,10 +36,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.set_defaults(run=module.run)
     options = parser.parse_args(argv)
     try:
-        status: int = options.run(options)
-    except (ConfigurationError, DemoError, ReportError) as error:
+        status: int | Callable[[], int] = options.run(options)
+    except (ConfigurationError, DemoError, ProgramError, ReportError) as error:
         print(f"moe-telemetry: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
-    return status
+    # A program that the command was asked to run: what that raises is its own.
+    return status() if callable(status) else status

@@ -12,7 +12,8 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from moe_telemetry.figures import PhaseFigures, Totals, acceptance, phase_figures, smallest_pool
+from moe_telemetry.figures import Totals, acceptance, phase_figures, smallest_pool
+from moe_telemetry.summary import ROWS, number, pair, percent, whole
 
 WINDOW_SECONDS = 10.0
 REFRESH_SECONDS = 0.5
@@ -20,37 +21,6 @@ LINE_SECONDS = 5.0
 """Seconds between lines where the output is no terminal."""
 
 Snapshot = dict[str, Any]
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.1f}"
-
-
-def _whole(value: int | None) -> str:
-    return "-" if value is None else f"{value:,}"
-
-
-def _pair(first: float | None, second: float | None) -> str:
-    return "-" if first is None or second is None else f"{100 * first:.0f} / {100 * second:.0f}%"
-
-
-_ROWS: tuple[tuple[str, Callable[[PhaseFigures], str]], ...] = (
-    ("tokens", lambda f: _whole(f.tokens)),
-    ("tok/s in forward passes", lambda f: _number(f.tokens_per_second)),
-    ("hit rate of lookups", lambda f: _percent(f.hit_rate)),
-    (" A: late (timing)", lambda f: _percent(f.timing)),
-    (" A: evicted again", lambda f: _percent(f.evicted)),
-    (" B: never predicted", lambda f: _percent(f.unpredicted)),
-    ("recall of the predictor", lambda f: _percent(f.recall)),
-    ("hits: reuse / prefetch", lambda f: _pair(f.reuse, f.by_prefetch)),
-    ("layer calls that all hit", lambda f: _percent(f.all_hit)),
-    ("union: p99 / max", lambda f: "-" if f.union_max is None else f"{f.union_p99} / {f.union_max}"),
-    ("stall, ms a token", lambda f: "-" if f.stall is None else f"{1000 * f.stall:.2f}"),
-)
 
 
 def table(now: Snapshot, before: Snapshot | None, title: str) -> Table:
@@ -65,7 +35,7 @@ def table(now: Snapshot, before: Snapshot | None, title: str) -> Table:
             if totals is not None:
                 found.add_column(f"{phase}\n{words}", justify="right", no_wrap=True)
                 views.append(phase_figures(totals, phase))
-    for name, text in _ROWS:
+    for name, text in ROWS:
         found.add_row(name, *(text(figures) for figures in views))
     return found
 
@@ -73,7 +43,7 @@ def table(now: Snapshot, before: Snapshot | None, title: str) -> Table:
 def footer(now: Snapshot) -> str:
     """The figures that belong to no phase."""
     run = Totals(now)
-    return f"pool {_whole(smallest_pool(run))} slots a layer, draft tokens accepted {_percent(acceptance(run))}"
+    return f"pool {whole(smallest_pool(run))} slots a layer, draft tokens accepted {percent(acceptance(run))}"
 
 
 def line(now: Snapshot, before: Snapshot | None) -> str:
@@ -83,10 +53,10 @@ def line(now: Snapshot, before: Snapshot | None) -> str:
     for phase in ("decode", "prefill"):
         f = phase_figures(totals, phase)
         parts.append(
-            f"{phase}: {_number(f.tokens_per_second)} tok/s, hit {_percent(f.hit_rate)}, recall {_percent(f.recall)}, "
-            f"A timing {_percent(f.timing)}, A evicted {_percent(f.evicted)}, B {_percent(f.unpredicted)}, "
-            f"reuse/prefetch {_pair(f.reuse, f.by_prefetch)}, "
-            f"union p99/max {_whole(f.union_p99)}/{_whole(f.union_max)}"
+            f"{phase}: {number(f.tokens_per_second)} tok/s, hit {percent(f.hit_rate)}, recall {percent(f.recall)}, "
+            f"A timing {percent(f.timing)}, A evicted {percent(f.evicted)}, B {percent(f.unpredicted)}, "
+            f"reuse/prefetch {pair(f.reuse, f.by_prefetch)}, "
+            f"union p99/max {whole(f.union_p99)}/{whole(f.union_max)}"
         )
     return f"{'; '.join(parts)}; {footer(now)}"
 
