@@ -1,0 +1,1 @@
+"""Runtimes whose figures are recorded without a change to their code: one package a runtime."""

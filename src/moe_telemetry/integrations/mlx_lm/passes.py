@@ -1,0 +1,209 @@
+"""Where a forward pass begins: the outermost call of a model on its thread; and the routing inside it.
+
+A model's call builds a lazy graph and returns before anything is computed, so its own duration says nothing. What a
+pass is for, and when it is done, is known to the work that makes it (generation, batches); a call outside of any work
+is a pass whose phase follows from its length, without a duration.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from functools import wraps
+from threading import get_ident
+from time import perf_counter
+from typing import Any, Protocol, TypeVar
+
+from moe_telemetry import recording
+from moe_telemetry.hooks import Phase, Recorder
+from moe_telemetry.losses import lose
+from moe_telemetry.store import Store
+
+from .binding import Binding
+from .patches import Function, Patches, argument
+
+T = TypeVar("T")
+
+OFF = Recorder()
+"""In the place of the recorder once the patches are taken off: what still calls them does nothing."""
+_INPUTS = ("inputs", "input_ids", "input_tokens", "tokens", "x")
+_EMBEDDINGS = ("input_embeddings", "inputs_embeds", "input_embeds")
+
+
+class Work(Protocol):
+    """What a thread's passes are made for."""
+
+    def is_draft(self, model: object) -> bool:
+        """Whether the model only proposes tokens to the one that is recorded; its passes are left out."""
+
+    def begins(self, model: object, sequences: int, length: int, now: float) -> Phase | None:
+        """A pass over `sequences` by `length` tokens begins; None: it is not of this work."""
+
+
+class Thread(threading.local):
+    """What goes on in the calling thread."""
+
+    work: Work | None = None
+    model: object = None  # of the outermost call in progress
+    muted = False  # in a draft model
+    switch: object = None  # in a class of modules with experts that may call its base's
+    selected: tuple[Phase | None, int] | None = None  # what the recorder was last told of
+    arrival: float | None = None  # when the request came in that is being prepared
+
+
+class State:
+    """What the patched functions share."""
+
+    def __init__(self, recorder: Recorder, binding: Binding) -> None:
+        self.recorder = recorder
+        self.binding = binding
+        self.patches = Patches()
+        self.thread = Thread()
+        self._declared: Callable[[], Store | None] = _nothing
+
+    @property
+    def on(self) -> bool:
+        """Whether anything is recorded now."""
+        return type(self.recorder) is not Recorder
+
+    def guarded(self, hook: str, function: Callable[..., T], *args: Any) -> T | None:
+        """Call what is ours in the middle of what is theirs: its Exception is counted with the hook's, and ends."""
+        try:
+            return function(*args)
+        except Exception as error:
+            lose(self.recorder, hook, error)
+            return None
+
+    # -- models ------------------------------------------------------------------------------------------------
+
+    def bind(self, given: object, drafts: bool = False) -> list[Any]:
+        """Make the model known, and its passes seen; the modules that are called for one come back."""
+        tops = self.binding.tops(given)
+        for model in tops:
+            if not self.binding.knows(model):
+                self.binding.bind(model, drafts)
+                self.patches.replace(type(model), "__call__", self.watch_model)
+                for kind in self.binding.subclasses():
+                    self.patches.replace(kind, "__call__", self.watch_subclass)
+                if self.on:
+                    self.binding.declare(self.recorder._store)
+        return tops
+
+    def declare(self, store: Store) -> None:
+        """Make all layers known to a telemetry that has not seen them."""
+        if self._declared() is not store:
+            self._declared = weakref.ref(store)
+            self.binding.declare(store)
+
+    # -- passes ------------------------------------------------------------------------------------------------
+
+    def watch_model(self, original: Function) -> Function:
+        """A model class' `__call__` that tells of passes."""
+        state, thread = self, self.thread
+
+        @wraps(original)
+        def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if type(state.recorder) is Recorder or thread.model is not None:
+                return original(self, *args, **kwargs)
+            thread.model = self
+            try:
+                state.guarded("forward", state._begin, self, args, kwargs)
+                return original(self, *args, **kwargs)
+            finally:
+                thread.model = None
+                thread.muted = False
+                if thread.work is None:
+                    state.abandon()
+
+        return __call__
+
+    def _begin(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        now = perf_counter()
+        if not self.binding.knows(model):
+            self.bind(model)
+        self.declare(self.recorder._store)
+        work = self.thread.work
+        if work is not None and work.is_draft(model):
+            self.thread.muted = True
+        sequences, length = _shape(args, kwargs)
+        phase = None if work is None else work.begins(model, sequences, length, now)
+        if not self.thread.muted:
+            self.select(phase, length)
+
+    def select(self, phase: Phase | None, length: int) -> None:
+        """Begin a pass, or make one the latest again, for what is recorded next."""
+        self.recorder.forward(length, phase)
+        self.thread.selected = (phase, length)
+
+    def done(self, phase: Phase, length: int, seconds: float) -> None:
+        """End a pass, though another may have begun behind it."""
+        if self.thread.selected != (phase, length):
+            self.select(phase, length)
+        self.recorder.forward_done(seconds)
+
+    def abandon(self) -> None:
+        """No pass is in progress on this thread any more, and how long the last one took is not known."""
+        store = getattr(self.recorder, "_store", None)
+        if store is not None:
+            store.active.pop(get_ident(), None)
+
+    def drain(self) -> None:
+        """Have all routing of this thread counted that the device still has."""
+        self.guarded("routed_array", recording.drain, self.recorder)
+
+    # -- routing -----------------------------------------------------------------------------------------------
+
+    def watch_switch(self, original: Function) -> Function:
+        """`__call__` of SwitchGLU or SwitchMLP that hands the routing on."""
+        state, indices = self, argument(original, "indices", 1)
+
+        @wraps(original)
+        def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if type(state.recorder) is not Recorder:
+                state.guarded("routed_array", state._routed, self, indices, args, kwargs)
+            return original(self, *args, **kwargs)
+
+        return __call__
+
+    def watch_subclass(self, original: Function) -> Function:
+        """The same for a class with a `__call__` of its own, which may call the base's: one call is seen once."""
+        state, thread, indices = self, self.thread, argument(original, "indices", 1)
+
+        @wraps(original)
+        def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if type(state.recorder) is Recorder:
+                return original(self, *args, **kwargs)
+            state.guarded("routed_array", state._routed, self, indices, args, kwargs)
+            outer, thread.switch = thread.switch, self
+            try:
+                return original(self, *args, **kwargs)
+            finally:
+                thread.switch = outer
+
+        return __call__
+
+    def _routed(self, switch: Any, indices: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        thread = self.thread
+        if thread.muted or thread.switch is switch:
+            return
+        place = self.binding.place(switch) or self.binding.find(switch, thread.model)
+        if place is not None:
+            self.recorder.routed_array(place.layer, indices(args, kwargs), place.experts)
+
+
+def _shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
+    """Sequences and tokens a sequence of a model's inputs; (0, 0) if there is no telling. No value is read."""
+    inputs = args[0] if args else next((kwargs[name] for name in _INPUTS if name in kwargs), None)
+    embeddings = next((kwargs[name] for name in _EMBEDDINGS if kwargs.get(name) is not None), None)
+    shapes = [tuple(given.shape) for given in (embeddings, inputs) if given is not None]
+    for shape in shapes:
+        if len(shape) > 1:
+            return shape[0], shape[1]
+        if shape:
+            return 1, shape[0]
+    return 0, 0
+
+
+def _nothing() -> None:
+    return None
