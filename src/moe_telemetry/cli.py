@@ -5,37 +5,102 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 from . import report_command, run_command
+from .completion import SHELLS, PrintCompletion
 from .demo import command as demo
 from .demo.settings import DemoError
 from .monitoring import check, export, stack
 from .programs import ProgramError
 from .reports import ReportError
 from .settings import ConfigurationError
+from .top import command as top
 from .version import __version__
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit status 2."""
+        self.exit(2, f"{self.prog}: {' '.join(message.split())}; see {self.prog} --help\n")
+
+
+COMMANDS: tuple[tuple[str, Any, str, tuple[str, ...]], ...] = (
+    (
+        "demo",
+        demo,
+        "run a small real MoE with streamed experts under telemetry",
+        ("demo --fault bad-predictor", "demo --tokens 300 --snapshot run.json"),
+    ),
+    (
+        "run",
+        run_command,
+        "run a Python program under telemetry, mlx_lm's models watched",
+        ("run -- mlx_lm.server --model PATH", "run --snapshot run.json -- python serve.py"),
+    ),
+    (
+        "top",
+        top,
+        "watch endpoints from a terminal",
+        ("top", "top gpu-1:9464 https://gpu-2.example", "top --once --interval 5"),
+    ),
+    (
+        "report",
+        report_command,
+        "print the figures of a run from its snapshot, or compare two runs",
+        ("report run.json", "report 127.0.0.1:9464", "report --markdown pool-16.json pool-6.json"),
+    ),
+    (
+        "check",
+        check,
+        "say what a live endpoint lacks, and which panels and alerts are empty for it",
+        ("check 127.0.0.1:9464",),
+    ),
+    (
+        "stack",
+        stack,
+        "run Prometheus, Alertmanager and Grafana with the dashboards, without Docker",
+        ("stack",),
+    ),
+    (
+        "export",
+        export,
+        "write dashboards, rules and configuration for a site",
+        ("export site --job moe --threshold recall_low=0.4",),
+    ),
+)
+"""Name, module, what it does, and examples."""
+
+
+def build() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = _Parser(
+        prog="moe-telemetry", description="Live telemetry for Mixture-of-Experts models with streamed experts."
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    parser.add_argument(
+        "--print-completion", action=PrintCompletion, choices=SHELLS, help="print a script for the shell to source"
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, module, words, examples in COMMANDS:
+        command = commands.add_parser(
+            name,
+            help=words,
+            description=module.__doc__,
+            epilog="\n".join(("examples:", *(f"  moe-telemetry {example}" for example in examples))),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; `argv` without the program's name, the process' own by default."""
-    parser = argparse.ArgumentParser(
-        prog="moe-telemetry", description="Live telemetry for Mixture-of-Experts models with streamed experts."
-    )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, module, words in (
-        ("demo", demo, "run a small real MoE with streamed experts under telemetry"),
-        ("run", run_command, "run a Python program under telemetry, mlx_lm's models watched"),
-        ("report", report_command, "print the figures of a run from its snapshot"),
-        ("check", check, "say what a live endpoint lacks, and which panels and alerts are empty for it"),
-        ("stack", stack, "run Prometheus, Alertmanager and Grafana with the dashboards, without Docker"),
-        ("export", export, "write dashboards, rules and configuration for a site"),
-    ):
-        command = commands.add_parser(name, help=words, description=module.__doc__)
-        module.add_arguments(command)
-        command.set_defaults(run=module.run)
-    options = parser.parse_args(argv)
     try:
+        options = build().parse_args(argv)
         status: int | Callable[[], int] = options.run(options)
     except (ConfigurationError, DemoError, ProgramError, ReportError) as error:
         print(f"moe-telemetry: {error}", file=sys.stderr)

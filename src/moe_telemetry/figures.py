@@ -8,12 +8,28 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from . import catalog as c
 from .catalog import Metric
 
 Snapshot = dict[str, Any]
+
+
+class Sums(Protocol):
+    """What figures are made of: sums over the series of a time, wherever they were read."""
+
+    def total(self, metric: Metric, **labels: str) -> float:
+        """Sum of a counter's series with these labels; 0 when there are none."""
+
+    def observed(self, metric: Metric, **labels: str) -> tuple[int, float]:
+        """Count and sum of a histogram's series with these labels."""
+
+    def gauge(self, metric: Metric, **labels: str) -> list[float]:
+        """Values of a gauge's series with these labels, now."""
+
+    def unions(self, phase: str) -> Counter[int]:
+        """Layer calls by union size, over all layers and sequence lengths of a phase."""
 
 
 class Totals:
@@ -96,7 +112,7 @@ class PhaseFigures:
     stall: float | None
 
 
-def phase_figures(totals: Totals, phase: str) -> PhaseFigures:
+def phase_figures(totals: Sums, phase: str) -> PhaseFigures:
     """The figures of one phase."""
     tokens = totals.total(c.TOKENS, phase=phase)
     _, busy = totals.observed(c.FORWARD_DURATION, phase=phase)
@@ -127,12 +143,12 @@ def phase_figures(totals: Totals, phase: str) -> PhaseFigures:
     )
 
 
-def acceptance(totals: Totals) -> float | None:
+def acceptance(totals: Sums) -> float | None:
     """Share of draft tokens that verification accepted."""
     return _ratio(totals.total(c.SPECULATION_TOKENS, outcome="accepted"), totals.total(c.SPECULATION_TOKENS))
 
 
-def smallest_pool(totals: Totals) -> int | None:
+def smallest_pool(totals: Sums) -> int | None:
     """Slots of the layer that has the fewest."""
     capacities = totals.gauge(c.POOL_CAPACITY)
     return int(min(capacities)) if capacities else None

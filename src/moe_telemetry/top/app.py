@@ -1,0 +1,222 @@
+"""The screen of `moe-telemetry top`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal
+from textual.events import Resize
+from textual.message import Message
+from textual.screen import ModalScreen
+from textual.widgets import ContentSwitcher, Footer, Static
+
+from . import panes
+from .help import HELP
+from .poller import Outcome, Poller
+from .scrape import Scrape
+from .watched import Watched
+from .widgets import EndpointsPage, LayersPage, PhasePane, content
+from .words import Line, span
+
+LEAST_WIDTH, LEAST_HEIGHT = 80, 24
+AGES_SECONDS = 1.0
+"""How often ages are told anew where no scrape comes."""
+
+Polling = Callable[[Callable[[int, Outcome], object]], Poller]
+
+
+class Scraped(Message):
+    """What became of a scrape."""
+
+    def __init__(self, number: int, outcome: Outcome, at: float) -> None:
+        super().__init__()
+        self.number = number
+        self.outcome = outcome
+        self.at = at
+
+
+class HelpScreen(ModalScreen[None]):
+    """Keys and symbols; any key closes it."""
+
+    def compose(self) -> ComposeResult:
+        """One block of text."""
+        yield Static(HELP, id="help", markup=False)
+
+    def on_key(self) -> None:
+        """Any key."""
+        self.dismiss()
+
+
+class TopApp(App[None]):
+    """Endpoints on the screen; `poll` makes the poller, and without it scrapes are handed to `take`."""
+
+    CSS_PATH = "top.tcss"
+    TITLE = "moe-telemetry top"
+    ENABLE_COMMAND_PALETTE = False
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("1", "page('overview')", "Overview"),
+        Binding("2", "page('layers')", "Layers"),
+        Binding("3", "page('endpoints')", "Endpoints"),
+        Binding("space", "pause", "Pause"),
+        Binding("s", "sort(1)", "Sort"),
+        Binding("S", "sort(-1)", "Sort back", show=False),
+        Binding("r", "reverse", "Reverse", show=False),
+        Binding("d", "phase", "Phase"),
+        Binding("e", "endpoint(1)", "Next endpoint", show=False),
+        Binding("E", "endpoint(-1)", "Previous endpoint", show=False),
+        Binding("question_mark", "help", "Help", key_display="?"),
+        Binding("q", "quit", "Quit"),
+    ]
+
+    def __init__(
+        self,
+        watched: Sequence[Watched],
+        poll: Polling | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__()
+        self.watched = list(watched)
+        self.selected = 0
+        self.paused_at: float | None = None
+        self._frozen: list[Watched] = []
+        self._clock = clock
+        self._poller = None if poll is None else poll(self._scraped)
+        self._title = Static(id="title")
+        self._status = Static(id="status")
+        self._phases = [PhasePane(phase) for phase in ("decode", "prefill")]
+        self._layers = LayersPage()
+        self._endpoints = EndpointsPage()
+        self._memory = Static(id="memory")
+        self._small = Static(id="small")
+
+    def compose(self) -> ComposeResult:
+        """Title and state above, a page, memory and keys below."""
+        yield self._title
+        yield self._status
+        with ContentSwitcher(initial="overview", id="pages"):
+            yield Horizontal(*self._phases, id="overview")
+            yield self._layers
+            yield self._endpoints
+        yield self._memory
+        yield self._small
+        yield Footer(show_command_palette=False)
+
+    def on_mount(self) -> None:
+        """Begin to poll."""
+        if self._poller is not None:
+            self._poller.start()
+            self.set_interval(AGES_SECONDS, self.show)
+        self.call_after_refresh(self.show)
+
+    def on_unmount(self) -> None:
+        """Quitting waits for no endpoint."""
+        if self._poller is not None:
+            self._poller.stop()
+
+    def on_resize(self, event: Resize) -> None:
+        """Say so where the terminal is too small for a page."""
+        width, height = event.size
+        small = width < LEAST_WIDTH or height < LEAST_HEIGHT
+        self.screen_stack[0].set_class(small, "small")
+        self._small.update(
+            f"{LEAST_WIDTH} columns by {LEAST_HEIGHT} lines are needed; this terminal has {width} by {height}. "
+            "Make it larger, or press q and use --once."
+        )
+        self.call_after_refresh(self.show)
+
+    # -- scrapes ------------------------------------------------------------------------------------------------
+
+    def _scraped(self, number: int, outcome: Outcome) -> None:
+        """In a poller's thread."""
+        self.post_message(Scraped(number, outcome, self._clock()))
+
+    def on_scraped(self, message: Scraped) -> None:
+        """Take the outcome, and show it unless the screen is paused."""
+        self.take(message.number, message.outcome, message.at)
+
+    def take(self, number: int, outcome: Outcome, at: float) -> None:
+        """The outcome of a scrape of an endpoint at that time."""
+        if isinstance(outcome, Scrape):
+            self.watched[number].take(outcome)
+        else:
+            self.watched[number].fail(str(outcome), at)
+        self.show()
+
+    # -- what is shown ------------------------------------------------------------------------------------------
+
+    @property
+    def now(self) -> float:
+        """The moment that is shown."""
+        return self._clock() if self.paused_at is None else self.paused_at
+
+    @property
+    def seen(self) -> list[Watched]:
+        """The endpoints as they are shown: while paused, as they were."""
+        return self.watched if self.paused_at is None else self._frozen
+
+    def show(self) -> None:
+        """Draw the page that is seen."""
+        now, watched = self.now, self.seen[self.selected]
+        count = f"  [{self.selected + 1} of {len(self.seen)}, e: next]" if len(self.seen) > 1 else ""
+        self._title.update(content([[(panes.identity(watched), "strong"), (count, "dim")]]))
+        self._status.update(content([[*self._paused(), panes.status(watched, now)]]))
+        self._memory.update(content([panes.memory(watched.frame)] if watched.frame is not None else [[]]))
+        page = self.query_one("#pages", ContentSwitcher).current
+        if page == "overview":
+            for pane in self._phases:
+                pane.show(watched, now)
+        elif page == "layers":
+            self._layers.show(watched, now)
+        else:
+            self._endpoints.show_all(self.seen, self.selected, now)
+
+    def _paused(self) -> Line:
+        if self.paused_at is None:
+            return []
+        return [(f"PAUSED for {span(self._clock() - self.paused_at)}, space goes on; then: ", "warn")]
+
+    # -- keys ---------------------------------------------------------------------------------------------------
+
+    def action_page(self, name: str) -> None:
+        """Show another page."""
+        self.query_one("#pages", ContentSwitcher).current = name
+        self.query_one({"layers": "#rows", "endpoints": "#endpoints"}.get(name, "#pages")).focus()
+        self.call_after_refresh(self.show)
+
+    def action_pause(self) -> None:
+        """Hold the screen, or go on; scraping goes on all the while, so that the trends have no gap."""
+        if self.paused_at is None:
+            self._frozen = [each.copy() for each in self.watched]
+            self.paused_at = self._clock()
+        else:
+            self.paused_at = None
+            self._frozen = []
+        self.show()
+
+    def action_sort(self, step: int) -> None:
+        """Sort the layers by another column."""
+        self._layers.sort(step)
+        self.show()
+
+    def action_reverse(self) -> None:
+        """Turn the order of the layers."""
+        self._layers.reverse = not self._layers.reverse
+        self.show()
+
+    def action_phase(self) -> None:
+        """The layers of the other phase."""
+        self._layers.phase = "prefill" if self._layers.phase == "decode" else "decode"
+        self.show()
+
+    def action_endpoint(self, step: int) -> None:
+        """Select the next endpoint, or the one before."""
+        self.selected = (self.selected + step) % len(self.watched)
+        self.show()
+
+    def action_help(self) -> None:
+        """Keys and symbols."""
+        self.push_screen(HelpScreen())

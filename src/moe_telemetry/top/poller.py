@@ -1,0 +1,57 @@
+"""Scrapes each endpoint in a thread of its own, at an interval, whatever becomes of the others."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from moe_telemetry.client import ClientError
+
+from .scrape import Scrape, scrape
+
+Outcome = Scrape | ClientError
+Read = Callable[[str], Scrape]
+
+
+def attempt(base: str, read: Read = scrape) -> Outcome:
+    """A scrape, or why there is none; raises no Exception."""
+    try:
+        return read(base)
+    except ClientError as error:
+        return error
+    except Exception as error:  # a fault of ours must not end the watching
+        return ClientError(f"{type(error).__name__}: {error}"[:200])
+
+
+class Poller:
+    """Hands each outcome to `take(number of the endpoint, outcome)`, which is called in that endpoint's thread."""
+
+    def __init__(
+        self, bases: Sequence[str], interval: float, take: Callable[[int, Outcome], object], read: Read = scrape
+    ) -> None:
+        self._bases = bases
+        self._interval = interval
+        self._take = take
+        self._read = read
+        self._ended = threading.Event()
+
+    def start(self) -> None:
+        """Begin; the first scrapes are at once."""
+        for number, base in enumerate(self._bases):
+            # Daemons: quitting does not wait for an endpoint that keeps its answer back.
+            threading.Thread(target=self._poll, args=(number, base), name=f"top-{number}", daemon=True).start()
+
+    def stop(self) -> None:
+        """End after the scrapes in progress, whose outcomes are dropped."""
+        self._ended.set()
+
+    def _poll(self, number: int, base: str) -> None:
+        due = time.monotonic()
+        while not self._ended.is_set():
+            outcome = attempt(base, self._read)
+            if self._ended.is_set():
+                return
+            self._take(number, outcome)
+            due = max(due + self._interval, time.monotonic())
+            self._ended.wait(due - time.monotonic())

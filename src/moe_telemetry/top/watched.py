@@ -1,0 +1,83 @@
+"""One endpoint as it is watched: its last figures, what became of it, and its history."""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import dataclass
+
+from moe_telemetry import catalog as c
+
+from .frame import Frame, PhaseFrame, frame
+from .history import History
+from .scrape import Scrape
+from .window import Window
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The latest figures of a phase that was at work, and when they were scraped (monotonic seconds)."""
+
+    figures: PhaseFrame
+    at: float
+
+
+class Watched:
+    """Fed by `take` and `fail`; `url` is the endpoint's base address.
+
+    `failure` and `failed_since` are of the outage in progress, `restarts` counts the runs that replaced another.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.name = url.partition("://")[2]
+        self.last: Scrape | None = None
+        self.frame: Frame | None = None
+        self.shown: dict[str, Shown] = {}
+        self.history = History()
+        self.failure: str | None = None
+        self.failed_since: float | None = None
+        self.restarts = 0
+
+    def take(self, scrape: Scrape) -> None:
+        """A scrape that came: figures are what it adds to the last one, or the run so far."""
+        window = Window(scrape, self.last)
+        found = frame(window, whole_run=self.last is None)
+        if self.last is not None:
+            self.history.add(scrape.at, found)
+        if found.restarted:
+            self.restarts += 1
+            self.shown.clear()
+        for phase in c.PHASES:
+            if found.phases[phase].active or phase not in self.shown:
+                self.shown[phase] = Shown(found.phases[phase], scrape.at)
+        self.last, self.frame = scrape, found
+        self.failure = self.failed_since = None
+
+    def fail(self, reason: str, at: float) -> None:
+        """A scrape that did not come."""
+        if self.failed_since is None:
+            self.failed_since = at
+        self.failure = reason
+
+    def copy(self) -> Watched:
+        """As it is now, whatever comes later."""
+        found = copy(self)
+        found.shown = dict(self.shown)
+        found.history = self.history.copy()
+        return found
+
+    @property
+    def live(self) -> bool:
+        """Whether the last scrape came."""
+        return self.last is not None and self.failure is None
+
+    def age(self, now: float) -> float | None:
+        """Seconds since the last scrape that came; None when none did."""
+        return None if self.last is None else max(0.0, now - self.last.at)
+
+    def idle(self, phase: str, now: float) -> float | None:
+        """Seconds since the shown figures of a phase, where they are older than the last scrape; None where not."""
+        shown = self.shown.get(phase)
+        if shown is None or self.last is None or shown.at == self.last.at:
+            return None
+        return max(0.0, now - shown.at)
