@@ -20,10 +20,14 @@ from .programs import Program, ProgramError, entry_of_module
 PATCHED = "mlx_lm"
 """The package whose modules are patched: run as `__main__`, one of them would be a second copy without the patches."""
 
+_replaced: list[ModuleType] = []
+"""Main modules that had to go: the interpreter still deletes names in the first one's dict at its end, unowned."""
+
 
 def launch(program: Program) -> None:
     """Run the program to its end. What it raises passes through, SystemExit too, and shows no frame of this package."""
     main = _main_module()
+    _replaced.append(sys.modules["__main__"])
     sys.modules["__main__"] = main
     sys.argv = list(program.argv)
     try:
