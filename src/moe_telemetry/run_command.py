@@ -156,6 +156,7 @@ def _end(telemetry: Telemetry, options: argparse.Namespace, file: IO[str] | None
         return
     seconds = time.monotonic() - began
     try:
+        telemetry._silence()  # counts what is outstanding, which is otherwise done behind the lingering
         snapshot = telemetry.snapshot()
         if file is not None:
             with file:
