@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
 from . import catalog as c
-from .figures import Snapshot, Totals, nearest_rank
+from . import summary
+from .figures import PhaseFigures, Snapshot, Totals, acceptance, nearest_rank, phase_figures
 from .snapshot import SCHEMA
 from .values import MAX_COUNT
 
@@ -32,6 +34,7 @@ def report(snapshot: Snapshot) -> Report:
     Keys:
         `run`, and `wall_seconds` from its start to the snapshot.
         `phases`: for prefill and decode apart
+            `figures`: those of `figures.PhaseFigures`, tok/s and all-hit share among them;
             `unions`: for each sequence length `seq`, `calls`, `mean`, `p50`, `p99`, `max` (experts; quantiles are
             nearest-rank), `max_layer`, and `layers`: `max`, `mean`, `count` of each layer;
             `lookups`: see `overall`;
@@ -41,6 +44,7 @@ def report(snapshot: Snapshot) -> Report:
         `overall`: lookups of both phases together, which is what the seed module's own totals are:
             `routed`, and the shares `hit`, `miss` (of the routed), `predicted` (A), `unpredicted` (B, both of the
             misses), `timing`, `evicted` (both of A).
+        `requests`: see `summary.requests`; `accepted`: share of the draft tokens.
         `pool_floor`: `slots` that the largest decode union needs, and its `seq` and `layer`.
 
     Raises:
@@ -68,6 +72,8 @@ def _build(snapshot: Snapshot) -> Report:
         "wall_seconds": wall,
         "phases": phases,
         "overall": _lookups(totals),
+        "requests": summary.requests(totals),
+        "accepted": acceptance(totals),
         "pool_floor": _pool_floor(phases["decode"]["unions"]),
     }
 
@@ -77,6 +83,7 @@ def _phase(snapshot: Snapshot, totals: Totals, phase: str, wall: float) -> Repor
     routed = totals.total(c.LAYER_EXPERTS, phase=phase) or totals.total(c.LOOKUPS, phase=phase)
     recalled = totals.total(c.PREDICTOR_EXPERTS, phase=phase, outcome="recalled")
     return {
+        "figures": asdict(phase_figures(totals, phase)),
         "unions": [
             union
             for seq, found in sorted(snapshot["unions"].get(phase, {}).items(), key=_by_length)
@@ -187,6 +194,9 @@ def lines(found: Report) -> list[str]:
     """A report as text, a line each; what nothing was recorded of is left out."""
     run = found["run"]
     text = [f"{run['model']} on {run['runtime']}, run {run['run']}, {found['wall_seconds']:.1f} s"]
+    phases = [PhaseFigures(**found["phases"][phase]["figures"]) for phase in c.PHASES]
+    if head := summary.told(phases, found["requests"], found["accepted"]):
+        text += ["", *head]
     for phase, figures in found["phases"].items():
         told = [
             *_union_lines(figures["unions"]),

@@ -51,7 +51,11 @@ ROWS: tuple[tuple[str, Callable[[PhaseFigures], str]], ...] = (
 def lines(snapshot: Snapshot) -> list[str]:
     """A snapshot's figures, a line each; what nothing was recorded of is left out, so there may be none."""
     totals = Totals(snapshot)
-    phases = [phase_figures(totals, phase) for phase in c.PHASES]
+    return told([phase_figures(totals, phase) for phase in c.PHASES], requests(totals), acceptance(totals))
+
+
+def told(phases: list[PhaseFigures], requested: dict[str, float | None], accepted: float | None) -> list[str]:
+    """The same of figures that are known: of the phases in the catalog's order, see `requests`, and of drafts."""
     rows = [(name, [of(figures) for figures in phases]) for name, of in ROWS]
     table = [
         f"{name:<26}{''.join(f'{text:>14}' for text in texts)}"
@@ -59,21 +63,28 @@ def lines(snapshot: Snapshot) -> list[str]:
         if any(text not in (NONE, "0", "0.00") for text in texts)
     ]
     heading = f"{'':<26}{''.join(f'{phase:>14}' for phase in c.PHASES)}"
-    return [*([heading, *table] if table else []), *_requests(totals), *_speculation(totals)]
+    return [*([heading, *table] if table else []), *_requests(requested), *_speculation(accepted)]
 
 
-def _requests(totals: Totals) -> list[str]:
-    count, seconds = totals.observed(c.REQUEST_DURATION)
-    if not count:
+def requests(totals: Totals) -> dict[str, float | None]:
+    """`count`, and the means in seconds: `duration`, `first_token`, `output_token`; None where nothing was observed."""
+    found: dict[str, float | None] = {"count": totals.observed(c.REQUEST_DURATION)[0]}
+    means = (("duration", c.REQUEST_DURATION), ("first_token", c.TTFT), ("output_token", c.TPOT))
+    for name, metric in means:
+        count, seconds = totals.observed(metric)
+        found[name] = seconds / count if count else None
+    return found
+
+
+def _requests(found: dict[str, float | None]) -> list[str]:
+    if not found["count"]:
         return []
-    told = [f"{whole(count)} requests of {seconds / count:.2f} s"]
-    for words, metric in (("to the first token", c.TTFT), ("an output token", c.TPOT)):
-        observed, total = totals.observed(metric)
-        if observed:
-            told.append(f"{1000 * total / observed:,.1f} ms {words}")
-    return [f"{', '.join(told)} (means)"]
+    words = [f"{whole(int(found['count']))} requests of {found['duration'] or 0.0:.2f} s"]
+    for key, of in (("first_token", "to the first token"), ("output_token", "an output token")):
+        if (mean := found[key]) is not None:
+            words.append(f"{1000 * mean:,.1f} ms {of}")
+    return [f"{', '.join(words)} (means)"]
 
 
-def _speculation(totals: Totals) -> list[str]:
-    accepted = acceptance(totals)
+def _speculation(accepted: float | None) -> list[str]:
     return [] if accepted is None else [f"draft tokens accepted {percent(accepted)}"]

@@ -17,7 +17,7 @@ from .words import Line, beside, percent, plain
 
 PATIENCE_SECONDS = 4 * TIMEOUT_SECONDS + 5
 """For both scrapes of an endpoint besides the interval: a resolver has no timeout of ours."""
-WORST_LAYERS = 5
+WORST_LAYERS = 4
 _WORST = next(order for order in ORDERS if order.name == "hit")
 
 
@@ -54,7 +54,7 @@ def text(watched: Watched, now: float) -> list[str]:
     if found is not None:
         left, right = (_phase(watched, phase) for phase in ("decode", "prefill"))
         lines += beside(left, right, panes.PANE_WIDTH)
-        lines += [[*panes.drafts(found), ("; ", ""), *panes.memory(found)]]
+        lines += [panes.memory(found), panes.drafts(found)]
     return [plain(line) for line in lines]
 
 
@@ -77,5 +77,5 @@ def _worst(rows: tuple[LayerRow, ...]) -> list[Line]:
         return [[("layers    - no hit rate", "")]]
     return [
         [("lowest hit rate of a layer:", "")],
-        [("  " + ", ".join(f"{row.layer}: {percent(row.hit)}" for row in found), "")],
+        [(" " + " ".join(f"{row.layer}:{percent(row.hit)}" for row in found), "")],
     ]

@@ -13,6 +13,8 @@ from .words import Line, Span, figure, known, number, percent, size, span, why
 PANE_WIDTH = 38
 """Columns of a phase: two of them and a line between fit in 80."""
 UNION_ROWS = 3
+LONG_PASS = 1.0
+"""Seconds of the pass in progress that are worth a word while others end."""
 DETAIL_LINES = 15
 """Of `detail`, with so many lengths of unions."""
 OUTCOMES = (
@@ -54,15 +56,14 @@ def identity(watched: Watched) -> str:
 
 def activity(of: PhaseFrame, idle: float | None) -> Span:
     """Whether a phase is at work; `idle` are the seconds since its figures."""
-    if of.running > 0:
-        return f"in a pass of {span(of.running)}", "warn" if idle else ""
-    if idle is not None:
-        return f"idle, as {span(idle)} ago", "dim"
-    if not of.active:
-        return "idle", "dim"
+    if idle is not None or not of.active:
+        if of.running > 0:
+            return f"in a pass for {span(of.running)}", "warn"
+        return "idle" if idle is None else f"idle; figures of {span(idle)} ago", "dim"
     if isinstance(of.busy, Absent):
         return f"busy - {of.busy.value}", "dim"
-    return f"busy {percent(of.busy)}% of the time", ""
+    long = f", a pass of {span(of.running)}" if of.running > LONG_PASS else ""
+    return f"busy {percent(of.busy)}%{long}", ""
 
 
 def tracked(of: PhaseFrame) -> list[Line]:
@@ -154,9 +155,9 @@ def _times(of: PhaseFrame) -> list[Line]:
     else:
         stages = [(f"{'prefetch':<13}" + "".join(f"{percent(known(value)):>8}" for value in of.prefetch.values()), "")]
     if reason := why(list(of.promote.values())):
-        steps: Line = [(" promote  ", ""), (f"- {reason.value}", "dim")]
+        steps: Line = [("promote   ", ""), (f"- {reason.value}", "dim")]
     else:
-        steps = [(" of it  " + " ".join(f"{name} {percent(known(value))}" for name, value in of.promote.items()), "")]
+        steps = [("promote " + " ".join(f"{name} {percent(known(value))}" for name, value in of.promote.items()), "")]
     return [head, stages, steps]
 
 

@@ -34,6 +34,8 @@ def number(value: float | None) -> str:
     """Three digits that count, in at most 6 characters to a million."""
     if value is None:
         return "-"
+    if value == 0:
+        return "0"
     for limit, form in ((9.995, "{:.2f}"), (99.95, "{:.1f}")):
         if abs(value) < limit:
             return form.format(value)
