@@ -361,6 +361,26 @@ def test_a_silent_client_is_disconnected(start, monkeypatch: pytest.MonkeyPatch)
         time.sleep(0.01)
 
 
+def test_it_answers_where_no_thread_can_be_started(start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Python 3.12 when the main thread has ended and others run on: one answer a connection."""
+    telemetry = start()
+    monkeypatch.setattr(connections, "ALONE_SECONDS", 0.2)
+    monkeypatch.setattr(connections.threading, "Thread", _no_thread)
+    with socket.create_connection(("127.0.0.1", telemetry.port), 10) as silent:
+        status, headers, body = fetch(f"{telemetry.url}/metrics")
+        assert (200, "close") == (status, headers["Connection"])
+        assert b"moe_run_info" in body
+        assert b"" == silent.recv(1)
+    with socket.create_connection(("127.0.0.1", telemetry.port), 10) as connection:
+        connection.sendall(2 * b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n")
+        with connection.makefile("rb") as stream:
+            assert 1 == stream.read().count(b"HTTP/1.1 200")
+
+
+def _no_thread(*_: object, **__: object) -> None:
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+
+
 def test_a_client_that_does_not_read_is_disconnected(start, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that asks and never reads costs one thread for the time to send, and no scrape of others."""
     monkeypatch.setattr(connections, "IDLE_SECONDS", 0.5)

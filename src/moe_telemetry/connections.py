@@ -18,6 +18,8 @@ logger = logging.getLogger("moe_telemetry")
 
 IDLE_SECONDS = 15.0
 """A connection on which no request is complete for so long is closed, so that it cannot hold a thread."""
+ALONE_SECONDS = 1.0
+"""The same of one that is served by the accepting thread, while others wait."""
 REAP_SECONDS = 1.0
 """How often they are looked for; one that is silent throughout ends by itself."""
 MAX_CONNECTIONS = 64
@@ -29,12 +31,13 @@ _Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
 class Connection:
     """One client. `socket` becomes the TLS one behind the handshake; `answering` while a reply is made and sent.
 
-    `sending`: since when one is sent.
+    `sending`: since when one is sent. `last`: the next request is the last that is answered.
     """
 
     def __init__(self, request: socket.socket) -> None:
         self.socket = request
         self.answering = False
+        self.last = False
         self.sending: float | None = None
         self.thread: int | None = None
         self.since = time.monotonic()
@@ -138,8 +141,10 @@ class Server(HTTPServer):
             threading.Thread(
                 target=self._serve, args=(connection, client_address), name="moe-telemetry-connection", daemon=True
             ).start()
-        except RuntimeError:  # no more threads, or the interpreter is shutting down
-            self._end(connection)
+        except RuntimeError:
+            # No more threads; or Python 3.12 behind the end of the main thread, which starts none while others run on.
+            connection.last = True
+            self._serve(connection, client_address)
 
     def _admit(self, connection: Connection) -> bool:
         with self._changed:
@@ -175,7 +180,7 @@ class Server(HTTPServer):
     def _serve(self, connection: Connection, client_address: Any) -> None:
         connection.thread = threading.get_ident()
         try:
-            connection.socket.settimeout(IDLE_SECONDS)
+            connection.socket.settimeout(ALONE_SECONDS if connection.last else IDLE_SECONDS)
             if self.tls is not None:
                 # Here and not on the listening socket, where one client's handshake would hold up all others.
                 wrapped = self.tls.wrap_socket(connection.socket, server_side=True, do_handshake_on_connect=False)

@@ -202,7 +202,7 @@ class _Handler(BaseHTTPRequestHandler):
         begin = time.monotonic()
         self._state.answering = True
         self._answered += 1
-        if self._answered >= MAX_REQUESTS or self._has_body():
+        if self._answered >= MAX_REQUESTS or self._state.last or self._has_body():
             self.close_connection = True
         try:
             reply = self._route()

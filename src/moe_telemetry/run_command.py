@@ -38,7 +38,6 @@ WATCHED = "mlx_lm"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.usage = "%(prog)s [options] -- PROGRAM [arguments]"
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("--host", metavar="H", help="where to serve metrics (127.0.0.1)")
     add("--port", type=int, metavar="P", help="port to serve metrics on (9464; 0 takes a free one)")
