@@ -1,16 +1,15 @@
-"""`moe-telemetry report`: the end-of-run figures of a snapshot, from a file or from a running endpoint."""
+"""`moe-telemetry report`: the figures of a run from a snapshot's file or a running endpoint, or two runs compared."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import urllib.request
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
-from .reports import DAMAGE, ReportError, lines, report
+from . import client, comparison, markdown
+from .comparison import Comparison
+from .reports import DAMAGE, Report, ReportError, lines, report
 
 FETCH_SECONDS = 10.0
 MAX_BYTES = 64 << 20
@@ -19,33 +18,89 @@ MAX_BYTES = 64 << 20
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument("source", metavar="SNAPSHOT.json|URL", help="a snapshot's file, or the address of an endpoint")
-    parser.add_argument("--json", action="store_true", help="for machines, with the figures of every layer")
+    parser.add_argument(
+        "sources",
+        nargs="+",
+        metavar="SNAPSHOT.json|URL",
+        help="a snapshot's file, or an endpoint's URL or host:port; of two, what the second makes of the first",
+    )
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="for machines, with the figures of every layer")
+    form.add_argument("--markdown", action="store_true", help="for pasting into an issue")
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the report. ReportError carries the line to show with exit status 2."""
-    found = report(load(options.source))
+    sources = options.sources
+    if len(sources) > 2:
+        raise ReportError(f"report takes one snapshot, or two to compare, not {len(sources)}")
+    snapshots = [load(source) for source in sources]
+    reports = [_of(source, report, snapshot) for source, snapshot in zip(sources, snapshots, strict=True)]
     try:
-        text = json.dumps(found, indent=1) if options.json else "\n".join(lines(found))
+        if len(reports) == 1:
+            text = _single(reports[0], options)
+        else:
+            text = _compared(comparison.compare(*snapshots), reports, sources, options)
     except DAMAGE as error:
         raise ReportError(f"the snapshot is damaged: {type(error).__name__}") from error
     print(text)
     return 0
 
 
+def _of(source: str, build: Any, snapshot: Any) -> Report:
+    try:
+        found: Report = build(snapshot)
+    except ReportError as error:
+        raise ReportError(f"{source}: {error}") from error
+    return found
+
+
+def _single(found: Report, options: argparse.Namespace) -> str:
+    if options.json:
+        return json.dumps(found, indent=1)
+    return "\n".join(markdown.report_lines(found) if options.markdown else lines(found))
+
+
+def _compared(found: Comparison, reports: list[Report], sources: list[str], options: argparse.Namespace) -> str:
+    if options.json:
+        return json.dumps({"reports": reports, **_plain(found)}, indent=1)
+    titles = [_title(source, each) for source, each in zip(sources, reports, strict=True)]
+    return "\n".join((markdown.comparison_lines if options.markdown else comparison.lines)(found, *titles))
+
+
+def _plain(found: Comparison) -> dict[str, Any]:
+    """A comparison as plain data; figures are in the unit that stands with them."""
+    return {
+        "setup": {name: [first, second] for name, first, second in found.setup},
+        "differences": {
+            part or "neither": [
+                {
+                    "figure": each.figure.name,
+                    "unit": each.figure.unit or ("share" if each.figure.share else ""),
+                    "first": each.first,
+                    "second": each.second,
+                    "weight": each.weight,
+                    "better": each.better,
+                }
+                for each in differences
+            ]
+            for part, differences in found.parts.items()
+        },
+        "notes": found.notes,
+    }
+
+
+def _title(source: str, found: Report) -> str:
+    run, tokens = found["run"], found["phases"]["decode"]["figures"]["tokens"]
+    return (
+        f"{source}: {run['model']} on {run['runtime']}, run {run['run']}, {found['wall_seconds']:.1f} s, "
+        f"{tokens:,} tokens decoded"
+    )
+
+
 def load(source: str) -> Any:
     """The JSON of a file, or of an endpoint's `/snapshot`, which may be left out of the address."""
-    try:
-        if source.startswith(("http://", "https://")):
-            with urllib.request.urlopen(_snapshot_url(source), timeout=FETCH_SECONDS) as reply:
-                text = reply.read(MAX_BYTES + 1)
-        else:
-            with Path(source).open("rb") as file:
-                text = file.read(MAX_BYTES + 1)
-    except (OSError, HTTPException, ValueError) as error:
-        reason = getattr(error, "strerror", None) or getattr(error, "reason", None) or error
-        raise ReportError(f"cannot read {source}: {_line(reason)}") from error
+    text = _fetched(source) if _is_address(source) else _read(source)
     if len(text) > MAX_BYTES:
         raise ReportError(f"{source} is larger than {MAX_BYTES >> 20} MiB")
     try:
@@ -54,11 +109,25 @@ def load(source: str) -> Any:
         raise ReportError(f"{source} is not JSON") from error
 
 
-def _line(reason: object) -> str:
-    return " ".join(str(reason).split())
+def _is_address(source: str) -> bool:
+    """A URL, or host:port where there is no such file."""
+    if source.startswith(("http://", "https://")):
+        return True
+    host, colon, port = source.rpartition(":")
+    return bool(host and colon and port.isdecimal()) and not Path(source).exists()
 
 
-def _snapshot_url(given: str) -> str:
-    parts = urlsplit(given)
-    path = parts.path.rstrip("/")
-    return urlunsplit(parts._replace(path=path if path.endswith("/snapshot") else f"{path}/snapshot", fragment=""))
+def _fetched(source: str) -> bytes:
+    try:
+        return client.get(f"{client.base_url(source)}/snapshot", "application/json", FETCH_SECONDS, MAX_BYTES)
+    except client.ClientError as error:
+        raise ReportError(f"cannot read {source}: {error}; is a run with telemetry at work there?") from error
+
+
+def _read(source: str) -> bytes:
+    try:
+        with Path(source).open("rb") as file:
+            return file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ReportError(f"cannot read {source}: {' '.join(str(reason).split())}") from error
