@@ -25,6 +25,7 @@ LAYERS = (
     {"values", "cells", "hooks", "processes"},
     {"store", "settings"},
     {"losses", "series"},
+    {"counting"},
     {"reduction"},
     {"routing"},
     {"live"},

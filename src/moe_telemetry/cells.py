@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
+from collections.abc import Iterable
 from operator import add, mul, sub
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 UNLIMITED = sys.maxsize
 """Capacity of a layer without a declared pool: no union is above it."""
 LOAD_WINDOW = 256
-"""Layer calls that a layer's load peak looks back on."""
+"""Layer calls that a layer's load peak looks back on, in whole pieces."""
+LOAD_CALLS = 64
+"""Layer calls of a piece."""
 EXACT_SIZES = 8192
 """Distinct union sizes kept apart for one layer; more can only come from a broken caller."""
 
@@ -130,22 +133,36 @@ class LayerCells:
 
 
 class ExpertLoad:
-    """Tokens by expert of one layer: of the whole run, and of the last LOAD_WINDOW calls in whole pieces."""
+    """Tokens by expert of one layer, of the whole run and of its last LOAD_WINDOW calls."""
 
-    __slots__ = ("_calls", "_pieces", "_window", "tokens")
+    __slots__ = ("_calls", "_open", "_open_calls", "_pieces", "_total", "_window")
 
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self._window: list[int] = []
-        self._pieces: deque[tuple[int, list[int]]] = deque()
+    def __init__(self, experts: int) -> None:
+        self._total = [0] * experts
+        self._window = [0] * experts
+        self._pieces: deque[tuple[int, list[int]]] = deque()  # the window's, (calls, tokens) each
         self._calls = 0
+        self._open = [0] * experts  # a piece that is being filled
+        self._open_calls = 0
+
+    @property
+    def tokens(self) -> list[int]:
+        """Tokens routed to each expert so far."""
+        return list(map(add, self._total, self._open))
+
+    def count(self, ids: Iterable[int]) -> None:
+        """Add one call's routed ids."""
+        piece = self._open
+        for expert in ids:
+            piece[expert] += 1
+        self._open_calls += 1
+        if self._open_calls >= LOAD_CALLS:
+            calls, self._open, self._open_calls = self._open_calls, [0] * len(piece), 0
+            self.add(calls, piece)
 
     def add(self, calls: int, tokens: list[int]) -> None:
         """Add what `calls` calls routed to each expert."""
-        if len(tokens) != len(self.tokens):  # another model's layer
-            self.tokens, self._window, self._calls = [0] * len(tokens), [0] * len(tokens), 0
-            self._pieces.clear()
-        self.tokens = list(map(add, self.tokens, tokens))
+        self._total = list(map(add, self._total, tokens))
         self._window = list(map(add, self._window, tokens))
         self._pieces.append((calls, tokens))
         self._calls += calls
@@ -155,10 +172,10 @@ class ExpertLoad:
             self._calls -= calls
 
     def peak(self) -> float | None:
-        """The busiest expert's share of the window's tokens times the number of experts; None without a token."""
-        window = self._window
-        total = sum(window)
-        return max(window) * len(window) / total if total else None
+        """The busiest expert's share of the recent tokens times the number of experts; None without a token."""
+        recent = list(map(add, self._window, self._open))
+        total = sum(recent)
+        return max(recent) * len(recent) / total if total else None
 
 
 class PhaseCells:

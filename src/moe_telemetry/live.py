@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, suppress
 from threading import get_ident
 from time import perf_counter
@@ -33,6 +33,8 @@ from .losses import lose
 from .values import MAX_SECONDS, Refused
 
 if TYPE_CHECKING:
+    import mlx.core as mx
+
     from .routing import Router
     from .store import Store
 
@@ -396,6 +398,20 @@ class _Timed:
         except Exception as error:  # not a hook, or one argument too few: off, it would have gone unnoticed
             name = self._hook.__name__ if isinstance(self._hook, MethodType) else "timed"
             lose(self._recorder, name, error)
+
+
+def routed_pass(recorder: Recorder, calls: Iterable[tuple[int, mx.array, int]]) -> None:
+    """`routed_array` for all layers of a pass at once: (layer, indices, num_experts) of calls in their order."""
+    try:
+        row = recorder._row
+        router = row.store.routers.get(get_ident())
+        if router is None:
+            from .routing import router_of
+
+            router = router_of(row.store)
+        router.take_pass(row, calls)
+    except Exception as error:
+        lose(recorder, "routed_array", error)
 
 
 def _new_router(store: Store, indices: object) -> Router:

@@ -1,4 +1,9 @@
-"""From the routing of some forward passes to integers, in a few operations on the device (routing.py says when)."""
+"""From the routing of some forward passes to integers (routing.py says when).
+
+Few ids in memory that the host shares with the device (Metal, CPU) are read as they are. On CUDA, whose host pays for a
+page with each array it reads, and for the many ids of a prefill, the device counts first: tokens by call and expert,
+from which everything else is a sum. docs/design.md has the measurements.
+"""
 
 from __future__ import annotations
 
@@ -8,29 +13,31 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from .cells import ExpertLoad, LayerCells
+from . import counting
+from .cells import LOAD_CALLS, ExpertLoad, LayerCells
 from .losses import lost
-from .store import Store
+from .store import Layer, Store
 from .values import Refused
 
+HOST_IDS = 64
+"""Ids of one call that the host reads, where it can: the verify pass of eight tokens, top-8."""
 IDS_AT_ONCE = 262_144
 """Routed ids in one reduction: what it needs meanwhile stays at a few megabytes."""
-LOAD_CALLS = 64
-"""Calls of a layer whose token counts by expert are summed on the device before they are read."""
 LOAD_GROUPS = 8
-"""Sets of layers for which such sums are kept; with more, all are read."""
+"""Sets of layers for which token counts are summed on the device; with more, all are read."""
 
-Mask = mx.array | bytes | None
+Mask = mx.array | frozenset[int] | None
+NOTHING: frozenset[int] = frozenset()
 
 
 class Call:
     """One layer call: where it counts, and what the hook was given.
 
     `indices` are expert ids, integers of any shape, the last axis top-k; `resident`, `predicted` and `ready` are bool
-    arrays (experts,), or bytes, one an expert.
+    arrays (experts,), or sets of ids below `experts`.
     """
 
-    __slots__ = ("capacity", "cells", "experts", "indices", "layer", "predicted", "ready", "resident")
+    __slots__ = ("capacity", "cells", "experts", "indices", "layer", "predicted", "ready", "resident", "size")
 
     def __init__(
         self,
@@ -38,24 +45,120 @@ class Call:
         layer: int,
         indices: mx.array,
         experts: int,
-        resident: Mask,
-        predicted: Mask,
-        ready: Mask,
+        resident: Mask = None,
+        predicted: Mask = None,
+        ready: Mask = None,
     ) -> None:
         self.cells = cells
         self.capacity = cells.capacity  # as it is now: it may change before the figures are read
         self.layer = layer
         self.indices = indices
+        self.size = indices.size
         self.experts = experts
         self.resident = resident
         self.predicted = predicted
         self.ready = ready
+
+    def on_host(self) -> bool:
+        """Whether the host may read it as it is, where it can read at all."""
+        masks = (self.resident, self.predicted, self.ready)
+        return self.size <= HOST_IDS and not any(type(mask) is mx.array for mask in masks)
 
     def kind(self) -> object:
         """What calls must share to be reduced together."""
         if self.resident is None and self.predicted is None:
             return self.experts, self.indices.shape
         return self.experts, self.indices.shape, type(self.resident), type(self.predicted), type(self.ready)
+
+    def count(
+        self,
+        number: int,
+        misses: int = 0,
+        recalled: int = 0,
+        wasted: int = 0,
+        named_misses: int = 0,
+        evicted: int = 0,
+        by_prefetch: int = 0,
+    ) -> None:
+        """Count `number` distinct experts: `misses` not resident, `recalled` and `wasted` predictions,
+        `named_misses` predicted ones among the misses, `evicted` ready ones among those, `by_prefetch` hits."""
+        cells = self.cells
+        try:
+            cells.sizes[number] += 1
+        except KeyError:
+            cells.union.add(number)
+        if number > self.capacity:
+            cells.overflows += 1
+        if self.resident is None:
+            cells.unknown += 1
+        else:
+            hits = number - misses
+            cells.hit += hits
+            cells.prefetch_hits += by_prefetch
+            if misses:
+                late = named_misses - evicted
+                unpredicted = misses - named_misses
+                cells.partial += 1
+                cells.miss_timing += late
+                cells.miss_evicted += evicted
+                cells.miss_unpredicted += unpredicted
+            else:
+                cells.all_hit += 1
+        if self.predicted is not None:
+            missed = number - recalled
+            cells.recalled += recalled
+            cells.missed += missed
+            cells.wasted += wasted
+
+
+class Batch:
+    """Calls under reduction. Once made, the device has begun, and large routing is not held any more.
+
+    `carried` are token sums by layer and expert, for the next batch to go on with.
+    """
+
+    def __init__(self, forwards: Iterable[Sequence[Call]], carried: LoadSums) -> None:
+        host_reads = not counting.on_cuda()
+        self._host: list[Call] = []
+        self._parts: list[tuple[list[Call], list[mx.array]]] = []
+        kinds: dict[object, list[Call]] = {}
+        for forward in forwards:
+            for call in forward:
+                if host_reads and call.on_host():
+                    self._host.append(call)
+                else:
+                    kinds.setdefault(call.kind(), []).append(call)
+        sums = dict(carried)
+        for calls in kinds.values():
+            step = max(1, IDS_AT_ONCE // max(1, calls[0].size))
+            for begin in range(0, len(calls), step):
+                part = calls[begin : begin + step]
+                counts = counting.token_counts([call.indices for call in part], part[0].experts)
+                self._parts.append((part, _columns(part, counts)))
+                _add(sums, part, counts[:, :-1])
+        if kinds:
+            wanted = [columns for _, columns in self._parts], [each.counts for each in sums.values()]
+            mx.async_eval(*wanted)  # type: ignore[no-untyped-call]
+        for calls, _ in self._parts:
+            for call in calls:
+                call.indices = _NO_INDICES
+        full = len(sums) > LOAD_GROUPS or any(max(each.calls.values()) >= LOAD_CALLS for each in sums.values())
+        self._loads = list(sums.values()) if full else []
+        self.carried: LoadSums = {} if full else sums
+
+    def count(self, store: Store) -> None:
+        """Read the integers and count them; waits for the device where it is not done yet."""
+        for call in self._host:
+            _count_ids(call, store)
+        for calls, columns in self._parts:
+            read: list[list[int]] = [column.tolist() for column in columns]  # type: ignore[misc]
+            for call, (invalid, *figures) in zip(calls, zip(*read, strict=True), strict=True):
+                if invalid:
+                    lost(store, "routed_array", Refused("out_of_range", invalid))
+                else:
+                    call.count(*figures)
+        for load in self._loads:
+            load.count_in(store)
 
 
 @dataclass(frozen=True)
@@ -69,139 +172,81 @@ class LoadSum:
         """Read the sums and add them to the layers' loads; waits for the device where it is not done yet."""
         rows: list[list[int]] = self.counts.tolist()  # type: ignore[assignment]
         for index, tokens in zip(sorted(self.calls), rows, strict=True):
-            layer = store.layers.get(index)  # not so for one over the layer budget
+            layer = store.layers.get(index)
             if layer is not None:
-                layer.load = layer.load or ExpertLoad()
-                layer.load.add(self.calls[index], tokens)
+                _load(layer, len(tokens)).add(self.calls[index], tokens)
 
 
 LoadSums = Mapping[object, LoadSum]
 
 
-class Batch:
-    """Calls under reduction. Once made, the device has begun, and the routing itself is not held any more.
-
-    `carried` are the token sums so far, for the next batch to go on with.
-    """
-
-    def __init__(self, forwards: Iterable[Sequence[Call]], carried: LoadSums) -> None:
-        kinds: dict[object, list[Call]] = {}
-        for forward in forwards:
-            for call in forward:
-                kinds.setdefault(call.kind(), []).append(call)
-        self._parts: list[_Part] = []
-        sums = dict(carried)
-        for calls in kinds.values():
-            step = max(1, IDS_AT_ONCE // max(1, calls[0].indices.size))
-            for begin in range(0, len(calls), step):
-                part = calls[begin : begin + step]
-                counts = _token_counts(part)
-                self._parts.append(_Part(part, counts))
-                _add(sums, part, counts[:, :-1])
-        full = len(sums) > LOAD_GROUPS or any(max(each.calls.values()) >= LOAD_CALLS for each in sums.values())
-        self._loads = list(sums.values()) if full else []
-        self.carried: LoadSums = {} if full else sums
-        mx.async_eval([part.columns for part in self._parts], [each.counts for each in sums.values()])  # type: ignore[no-untyped-call]
-
-    def count(self, store: Store) -> None:
-        """Read the integers and count them; waits for the device where it is not done yet."""
-        for part in self._parts:
-            part.count(store)
-        for load in self._loads:
-            load.count_in(store)
+def _load(layer: Layer, experts: int) -> ExpertLoad:
+    if layer.load is None or len(layer.load.tokens) != experts:  # the first, or another model's layer
+        layer.load = ExpertLoad(experts)
+    return layer.load
 
 
-class _Part:
-    """Calls of one kind, and a column of integers (calls,) for each figure."""
-
-    def __init__(self, calls: Sequence[Call], counts: mx.array) -> None:
-        self._places = [(call.cells, call.capacity) for call in calls]
-        first = calls[0]
-        self._resident, self._predicted = first.resident is not None, first.predicted is not None
-        routed = counts[:, :-1] > 0
-        self.columns = [counts[:, -1], routed.sum(-1)]
-        if not self._resident and not self._predicted:
-            return
-        resident = _rows([call.resident for call in calls], first.experts)
-        predicted = _rows([call.predicted for call in calls], first.experts)
-        ready = _rows([call.ready for call in calls], first.experts)
-        named = routed & predicted
-        absent = routed & ~resident
-        arrived = named & ready
-        self.columns += [
-            figure.sum(-1)
-            for figure in (absent, named, predicted & ~routed, named & absent, arrived & absent, arrived & resident)
-        ]
-
-    def count(self, store: Store) -> None:
-        columns: list[list[int]] = [column.tolist() for column in self.columns]  # type: ignore[misc]
-        known = self._resident or self._predicted
-        nothing: Sequence[int] = (0,) * 6
-        rest = zip(*columns[2:], strict=True) if known else (nothing for _ in self._places)
-        for (cells, capacity), invalid, number, figures in zip(self._places, *columns[:2], rest, strict=True):
-            if invalid:
-                lost(store, "routed_array", Refused("out_of_range", invalid))
-                continue
-            try:
-                cells.sizes[number] += 1
-            except KeyError:
-                cells.union.add(number)
-            if number > capacity:
-                cells.overflows += 1
-            if not known:
-                cells.unknown += 1
-                continue
-            self._count_known(cells, number, *figures)
-
-    def _count_known(
-        self,
-        cells: LayerCells,
-        number: int,
-        misses: int,
-        recalled: int,
-        wasted: int,
-        named_misses: int,
-        evicted: int,
-        by_prefetch: int,
-    ) -> None:
-        if self._resident:
-            hits = number - misses
-            late = named_misses - evicted
-            unpredicted = misses - named_misses
-            cells.hit += hits
-            cells.prefetch_hits += by_prefetch
-            if misses:
-                cells.partial += 1
-                cells.miss_timing += late
-                cells.miss_evicted += evicted
-                cells.miss_unpredicted += unpredicted
-            else:
-                cells.all_hit += 1
-        else:
-            cells.unknown += 1
-        if self._predicted:
-            missed = number - recalled
-            cells.recalled += recalled
-            cells.missed += missed
-            cells.wasted += wasted
+def _count_ids(call: Call, store: Store) -> None:
+    """Read the ids of a call and count them as `routed` would."""
+    ids = call.indices.tolist()
+    for _ in range(call.indices.ndim - 1):
+        ids = [id_ for row in ids for id_ in row]  # type: ignore[union-attr]
+    routed: set[int] = set(ids)  # type: ignore[arg-type]
+    if routed and not (0 <= min(routed) and max(routed) < call.experts):
+        lost(store, "routed_array", Refused("out_of_range", ids))
+        return
+    layer = store.layers.get(call.layer)  # not so for one over the layer budget
+    if layer is not None:
+        _load(layer, call.experts).count(ids)  # type: ignore[arg-type]
+    resident, predicted, ready = call.resident, call.predicted, call.ready
+    if resident is None and predicted is None:
+        call.count(len(routed))
+        return
+    assert not isinstance(resident, mx.array)
+    assert not isinstance(predicted, mx.array)
+    assert not isinstance(ready, mx.array)
+    named = routed & (predicted or NOTHING)
+    absent = routed - (resident or NOTHING)
+    arrived = named & (ready or NOTHING)
+    wasted = len(predicted or NOTHING) - len(named)
+    evicted = len(arrived & absent)
+    call.count(len(routed), len(absent), len(named), wasted, len(named & absent), evicted, len(arrived) - evicted)
 
 
-def _token_counts(calls: Sequence[Call]) -> mx.array:
-    """Tokens by call and expert, int32 (calls, experts + 1); the last column counts ids that are none."""
-    number, experts = len(calls), calls[0].experts
-    counts = mx.zeros((number * (experts + 1),), dtype=mx.int32)
-    if calls[0].indices.size:
-        ids = mx.concatenate([call.indices for call in calls]).reshape(number, -1).astype(mx.int64)
-        # An id out of range would be written out of bounds.
-        ids = mx.where((ids >= 0) & (ids < experts), ids, experts)
-        ids = ids + (mx.arange(number) * (experts + 1))[:, None]
-        counts = counts.at[ids.reshape(-1)].add(1)
-    return counts.reshape(number, experts + 1)
+def _columns(calls: Sequence[Call], counts: mx.array) -> list[mx.array]:
+    """Figures of calls of one kind from their `counts` (calls, experts + 1): ids that are none, then the arguments of
+    `Call.count`, each (calls,)."""
+    routed = counts[:, :-1] > 0
+    columns = [counts[:, -1], routed.sum(-1)]
+    first = calls[0]
+    if first.resident is None and first.predicted is None:
+        return columns
+    resident = _rows([call.resident for call in calls], first.experts)
+    predicted = _rows([call.predicted for call in calls], first.experts)
+    ready = _rows([call.ready for call in calls], first.experts)
+    named = routed & predicted
+    absent = routed & ~resident
+    arrived = named & ready
+    figures = (absent, named, predicted & ~routed, named & absent, arrived & absent, arrived & resident)
+    return columns + [mx.broadcast_to(figure, routed.shape).sum(-1) for figure in figures]
+
+
+def _rows(masks: Sequence[Mask], experts: int) -> mx.array:
+    """Masks of one kind as a bool array (calls, experts), or one that is False throughout."""
+    if masks[0] is None:
+        return mx.array(False)
+    if isinstance(masks[0], frozenset):
+        flat = bytearray(len(masks) * experts)
+        for row, mask in enumerate(masks):
+            for expert in mask:  # type: ignore[union-attr]
+                flat[row * experts + expert] = 1
+        return mx.array(flat).reshape(-1, experts) != 0  # type: ignore[arg-type]
+    return mx.stack(list(masks))  # type: ignore[arg-type]
 
 
 def _add(sums: dict[object, LoadSum], calls: Sequence[Call], counts: mx.array) -> None:
     """Add the calls' token counts to the sum that is kept for their layers."""
-    times = Counter(call.layer for call in calls)
+    times = Counter([call.layer for call in calls])
     layers = sorted(times)
     position = {layer: row for row, layer in enumerate(layers)}
     key = (calls[0].experts, *layers)
@@ -211,10 +256,4 @@ def _add(sums: dict[object, LoadSum], calls: Sequence[Call], counts: mx.array) -
     sums[key] = LoadSum(rows, times if before is None else before.calls + times)
 
 
-def _rows(masks: Sequence[Mask], experts: int) -> mx.array:
-    """Masks of one kind as a bool array (calls, experts), or one that is False throughout."""
-    if masks[0] is None:
-        return mx.array(False)
-    if isinstance(masks[0], bytes):
-        return mx.array(bytearray(b"".join(masks))).reshape(-1, experts) != 0  # type: ignore[arg-type]
-    return mx.stack(list(masks))  # type: ignore[arg-type]
+_NO_INDICES = mx.zeros((0,), dtype=mx.int32)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Iterable
 from io import StringIO
 from threading import get_ident
 from typing import Any
@@ -21,8 +22,9 @@ import mlx.core as mx
 
 from . import values
 from .cells import SeqCells
+from .counting import SHARED_EXPERTS
 from .losses import losing, lost
-from .reduction import Batch, Call, LoadSums
+from .reduction import Batch, Call, LoadSums, Mask
 from .store import Store
 from .values import Refused
 
@@ -32,7 +34,6 @@ BATCHES_BEHIND = 2
 """Batches launched behind one before it is read."""
 MAX_IDS = 32_768
 """Routed ids kept before a batch is reduced early: those of a long prefill are not small."""
-MAX_EXPERTS = 8192
 PATIENCE = 3
 """Batches in a row of which nothing was evaluated, before a thread's calls are refused: they would pile up."""
 TAKE_OVER_SECONDS = 0.5
@@ -63,9 +64,9 @@ class Router:
         self, row: SeqCells, layer: Any, indices: Any, experts: Any, resident: Any, predicted: Any, ready: Any
     ) -> None:
         """Keep one layer call of the pass that `row` stands for. A layer that comes again begins a new pass."""
-        if type(experts) is not int or not 0 < experts <= MAX_EXPERTS:
+        if type(experts) is not int or not 0 < experts <= SHARED_EXPERTS:
             experts = values.count(experts)
-            if not 0 < experts <= MAX_EXPERTS:
+            if not 0 < experts <= SHARED_EXPERTS:
                 raise Refused("out_of_range", experts)
         if type(indices) is not mx.array or indices.dtype not in _INTEGERS or not indices.ndim:
             raise Refused("not_a_number", indices)
@@ -93,6 +94,24 @@ class Router:
             self._forward.append(Call(cells, index, mx.array.__copy__(indices), experts, resident, predicted, ready))
             self._layers.add(index)
             self._ids += indices.size
+
+    def take_pass(self, row: SeqCells, calls: Iterable[tuple[int, mx.array, int]]) -> None:
+        """Keep a whole pass: layer, indices and number of experts of its calls, which nobody writes to."""
+        with self._lock:
+            if self._ended:
+                return
+            self._begin(row)
+            if self._fruitless >= PATIENCE:
+                raise Refused("unevaluated")
+            for layer, indices, experts in calls:
+                try:
+                    cells = row.by_layer[layer]
+                except KeyError:
+                    cells = row.store.layer_cells(row, layer)
+                call = Call(cells, layer, indices, experts)
+                self._forward.append(call)
+                self._ids += call.size
+            self._close()
 
     def drain(self, end: bool = False) -> None:
         """Count all that was handed in so far, waiting for the device; with `end` nothing is taken any more."""
@@ -179,20 +198,18 @@ def router_of(store: Store) -> Router:
     return router
 
 
-def _mask(given: Any, experts: int) -> mx.array | bytes:
-    """A set of expert ids: a bool array (experts,) as it is, anything else that `routed` takes as one byte an id."""
+def _mask(given: Any, experts: int) -> Mask:
+    """A set of expert ids as it is now: a bool array (experts,), or whatever else `routed` takes."""
     if type(given) is mx.array:
         if given.dtype != mx.bool_ or given.shape != (experts,):
             raise Refused("not_a_number", given)
         return mx.array.__copy__(given)
-    found = values.ids(given)
-    mask = bytearray(experts)
-    for expert in found:
-        number = expert if type(expert) is int else values.count(expert)
-        if not 0 <= number < experts:
-            raise Refused("out_of_range", expert)
-        mask[number] = 1
-    return bytes(mask)
+    found = frozenset(values.ids(given))
+    if any(type(expert) is not int for expert in found):
+        found = frozenset(map(values.count, found))
+    if found and not (0 <= min(found) and max(found) < experts):
+        raise Refused("out_of_range", given)
+    return found
 
 
 def _is_evaluated(array: mx.array) -> bool:
