@@ -184,8 +184,8 @@ def in_mlx_lm() -> set[str]:
     return found & imported.keys()
 
 
-def _imports(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
+def _imports(tree: ast.Module) -> Iterator[str]:
+    for node in tree.body:
         if isinstance(node, ast.ImportFrom):
             yield (node.module or "").rpartition(".")[2]
             yield from (alias.name for alias in node.names)
