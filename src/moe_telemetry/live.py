@@ -28,7 +28,7 @@ from .catalog import (
     TTFT_BOUNDS,
 )
 from .cells import HistogramCell, LayerCells, SeqCells
-from .hooks import Recorder
+from .hooks import HOOKS, Recorder
 from .losses import lose
 from .values import MAX_SECONDS, Refused
 
@@ -396,11 +396,10 @@ class _Timed:
         try:
             self._hook(*self._args, elapsed)
         except Exception as error:  # not a hook, or one argument too few: off, it would have gone unnoticed
-            name = self._hook.__name__ if isinstance(self._hook, MethodType) else "timed"
-            lose(self._recorder, name, error)
+            lose(self._recorder, _name_of(self._hook), error)
 
 
-def routed_pass(recorder: Recorder, calls: Iterable[tuple[int, mx.array, int]]) -> None:
+def routed_pass(recorder: Recorder, calls: Iterable[tuple[int | None, mx.array, int]]) -> None:
     """`routed_array` for all layers of a pass at once: (layer, indices, num_experts) of calls in their order."""
     try:
         row = recorder._row
@@ -412,6 +411,14 @@ def routed_pass(recorder: Recorder, calls: Iterable[tuple[int, mx.array, int]]) 
         router.take_pass(row, calls)
     except Exception as error:
         lose(recorder, "routed_array", error)
+
+
+def _name_of(hook: Any) -> str:
+    """A hook's name, "timed" for what is none."""
+    with suppress(Exception):
+        if type(hook) is MethodType:
+            return HOOKS[HOOKS.index(hook.__name__)]
+    return "timed"
 
 
 def _new_router(store: Store, indices: object) -> Router:

@@ -34,8 +34,9 @@ BATCHES_BEHIND = 2
 """Batches launched behind one before it is read."""
 MAX_IDS = 32_768
 """Routed ids kept before a batch is reduced early: those of a long prefill are not small."""
-PATIENCE = 3
-"""Batches in a row of which nothing was evaluated, before a thread's calls are refused: they would pile up."""
+MAX_GRAPH = 4_000_000
+"""Characters that a graph nobody has evaluated may draw (some 20 passes), before a thread's calls are refused: what
+walks it goes down one frame a node."""
 TAKE_OVER_SECONDS = 0.5
 """How long a stop waits for a hook that another thread is in."""
 
@@ -54,11 +55,11 @@ class Router:
         self._row: SeqCells | None = None
         self._forward: list[Call] = []
         self._layers: set[int] = set()
-        self._closed: list[list[Call]] = []
+        self._closed: list[tuple[list[Call], bool]] = []  # with whether it is a loss if nobody evaluates the pass
         self._ids = 0
         self._batches: deque[Batch] = deque()
         self._sums: LoadSums = {}
-        self._fruitless = 0
+        self._overgrown = False
 
     def take(
         self, row: SeqCells, layer: Any, indices: Any, experts: Any, resident: Any, predicted: Any, ready: Any
@@ -84,7 +85,7 @@ class Router:
                 return
             if index in self._layers or row is not self._row:
                 self._begin(row)
-            if self._fruitless >= PATIENCE:
+            if self._overgrown:
                 raise Refused("unevaluated", indices)
             try:
                 cells = row.by_layer[index]
@@ -95,23 +96,26 @@ class Router:
             self._layers.add(index)
             self._ids += indices.size
 
-    def take_pass(self, row: SeqCells, calls: Iterable[tuple[int, mx.array, int]]) -> None:
-        """Keep a whole pass: layer, indices and number of experts of its calls, which nobody writes to."""
+    def take_pass(self, row: SeqCells, calls: Iterable[tuple[int | None, mx.array, int]]) -> None:
+        """Keep a whole pass: layer, indices and number of experts of its calls in order, which nobody writes to.
+
+        It may be that nobody evaluates it.
+        """
         with self._lock:
             if self._ended:
                 return
             self._begin(row)
-            if self._fruitless >= PATIENCE:
+            if self._overgrown:
                 raise Refused("unevaluated")
             for layer, indices, experts in calls:
                 try:
                     cells = row.by_layer[layer]
                 except KeyError:
                     cells = row.store.layer_cells(row, layer)
-                call = Call(cells, layer, indices, experts)
+                call = Call(cells, -1 if layer is None else layer, indices, experts)
                 self._forward.append(call)
                 self._ids += call.size
-            self._close()
+            self._close(told=False)
 
     def drain(self, end: bool = False) -> None:
         """Count all that was handed in so far, waiting for the device; with `end` nothing is taken any more."""
@@ -120,7 +124,7 @@ class Router:
             self._close()
             self._launch()
             self._read(0)
-            self._fruitless = 0
+            self._overgrown = False
             sums, self._sums = self._sums, {}
             for each in sums.values():
                 with losing(self._store, _HOOK):
@@ -143,18 +147,21 @@ class Router:
             self._launch()
             self._read(BATCHES_BEHIND)
 
-    def _close(self) -> None:
+    def _close(self, told: bool = True) -> None:
         if self._forward:
-            self._closed.append(self._forward)
+            self._closed.append((self._forward, told))
             self._forward = []
             self._layers = set()
 
     def _launch(self) -> None:
         """Reduce the closed passes, and let the device begin."""
         closed, self._closed, self._ids = self._closed, [], 0
-        computed = [found for forward in closed if (found := self._computed(forward))]
-        if closed:
-            self._fruitless = 0 if computed else self._fruitless + 1
+        computed = []
+        for forward, told in closed:
+            if found := self._computed(forward):
+                computed.append(found)
+            elif told:
+                lost(self._store, _HOOK, Refused("unevaluated", forward[0].indices))
         if not computed:
             return
         try:
@@ -177,13 +184,16 @@ class Router:
                 batch.count(self._store)
 
     def _computed(self, forward: list[Call]) -> list[Call]:
-        """Calls of a pass whose routing the model has computed: every layer needs the routing of those before it."""
-        if not _is_evaluated(forward[0].indices):
-            # A pass under a transformation (mx.compile, mx.grad), one that failed, or one that nobody has asked for.
-            lost(self._store, _HOOK, Refused("unevaluated", forward[0].indices))
-            return []
+        """Calls of a pass whose routing the model has computed: every layer needs the routing of those before it.
+
+        None has in a pass under a transformation (mx.compile, mx.grad), in one that failed or that nobody asked for,
+        and in a prefill chunk whose only MoE layers are behind the last use.
+        """
         number = len(forward)
-        while not _is_evaluated(forward[number - 1].indices):
+        if graph := _graph(forward[0].indices):
+            self._overgrown = self._overgrown or graph > MAX_GRAPH
+            number = 0
+        while number and _graph(forward[number - 1].indices):
             number -= 1
         return forward[:number]
 
@@ -212,8 +222,9 @@ def _mask(given: Any, experts: int) -> Mask:
     return found
 
 
-def _is_evaluated(array: mx.array) -> bool:
-    """Whether the array has been computed or is being computed: its graph is then a leaf."""
-    graph = StringIO()
-    mx.export_to_dot(graph, array)
-    return "->" not in graph.getvalue()
+def _graph(array: mx.array) -> int:
+    """Length of the drawn graph behind an array that is not evaluated; 0 once it has been computed, or begun."""
+    drawn = StringIO()
+    mx.export_to_dot(drawn, array)
+    text = drawn.getvalue()
+    return len(text) if "->" in text else 0

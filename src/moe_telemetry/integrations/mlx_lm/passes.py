@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from moe_telemetry import recording
 from moe_telemetry.hooks import Phase, Recorder
+from moe_telemetry.live import routed_pass
 from moe_telemetry.losses import lose
 from moe_telemetry.store import Store
 
@@ -47,7 +48,8 @@ class Thread(threading.local):
     work: Work | None = None
     model: object = None  # of the outermost call in progress
     muted = False  # in a draft model
-    switch: object = None  # in a class of modules with experts that may call its base's
+    calls: list[tuple[Any, Any]] | None = None  # modules with experts called in the pass so far, and their indices
+    routed = False  # in a module with experts whose routing was recorded, and that may call another
     selected: tuple[Phase | None, int] | None = None  # what the recorder was last told of
     arrival: float | None = None  # when the request came in that is being prepared
 
@@ -83,12 +85,18 @@ class State:
         for model in tops:
             if not self.binding.knows(model):
                 self.binding.bind(model, drafts)
-                self.patches.replace(type(model), "__call__", self.watch_model)
-                for kind in self.binding.subclasses():
-                    self.patches.replace(kind, "__call__", self.watch_subclass)
+                if hasattr(type(model), "__call__"):  # noqa: B004  # a model that is never called itself has none
+                    self.patches.replace_in(type(model), "__call__", self.watch_model)
                 if self.on:
                     self.binding.declare(self.recorder._store)
+        for kind in self.binding.subclasses():
+            self.patches.replace_in(kind, "__call__", self.watch_subclass)
         return tops
+
+    def know(self, model: object) -> None:
+        """`bind` where it comes with every pass."""
+        if not self.binding.knows(model):
+            self.bind(model)
 
     def declare(self, store: Store) -> None:
         """Make all layers known to a telemetry that has not seen them."""
@@ -109,8 +117,12 @@ class State:
             thread.model = self
             try:
                 state.guarded("forward", state._begin, self, args, kwargs)
+                thread.calls = None if thread.muted else []
                 return original(self, *args, **kwargs)
             finally:
+                calls, thread.calls = thread.calls, None
+                if calls:
+                    state.guarded("routed_array", state._hand_over, self, calls)
                 thread.model = None
                 thread.muted = False
                 if thread.work is None:
@@ -120,8 +132,7 @@ class State:
 
     def _begin(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         now = perf_counter()
-        if not self.binding.knows(model):
-            self.bind(model)
+        self.know(model)
         self.declare(self.recorder._store)
         work = self.thread.work
         if work is not None and work.is_draft(model):
@@ -156,18 +167,23 @@ class State:
 
     def watch_switch(self, original: Function) -> Function:
         """`__call__` of SwitchGLU or SwitchMLP that hands the routing on."""
-        state, indices = self, argument(original, "indices", 1)
+        state, thread, indices = self, self.thread, argument(original, "indices", 1)
 
         @wraps(original)
         def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if type(state.recorder) is not Recorder:
+            calls = thread.calls
+            if calls is not None and len(args) == 2:  # (x, indices): what every layer of every pass costs
+                if not thread.routed:
+                    calls.append((self, args[1]))
+            elif type(state.recorder) is not Recorder:
                 state.guarded("routed_array", state._routed, self, indices, args, kwargs)
             return original(self, *args, **kwargs)
 
         return __call__
 
     def watch_subclass(self, original: Function) -> Function:
-        """The same for a class with a `__call__` of its own, which may call the base's: one call is seen once."""
+        """The same for a class with a `__call__` of its own. It may call its base's, or that of a module that it
+        stands for: one call is seen once."""
         state, thread, indices = self, self.thread, argument(original, "indices", 1)
 
         @wraps(original)
@@ -175,20 +191,27 @@ class State:
             if type(state.recorder) is Recorder:
                 return original(self, *args, **kwargs)
             state.guarded("routed_array", state._routed, self, indices, args, kwargs)
-            outer, thread.switch = thread.switch, self
+            outer, thread.routed = thread.routed, True
             try:
                 return original(self, *args, **kwargs)
             finally:
-                thread.switch = outer
+                thread.routed = outer
 
         return __call__
 
+    def _hand_over(self, model: Any, calls: list[tuple[Any, Any]]) -> None:
+        """Record the routing of a pass."""
+        if type(self.recorder) is Recorder:
+            return
+        found = ((self.binding.place(switch) or self.binding.find(switch, model), given) for switch, given in calls)
+        routed_pass(self.recorder, [(place.layer, given, place.experts) for place, given in found if place.experts])
+
     def _routed(self, switch: Any, indices: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         thread = self.thread
-        if thread.muted or thread.switch is switch:
+        if thread.muted or thread.routed:
             return
         place = self.binding.place(switch) or self.binding.find(switch, thread.model)
-        if place is not None:
+        if place.experts:
             self.recorder.routed_array(place.layer, indices(args, kwargs), place.experts)
 
 
@@ -196,7 +219,7 @@ def _shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
     """Sequences and tokens a sequence of a model's inputs; (0, 0) if there is no telling. No value is read."""
     inputs = args[0] if args else next((kwargs[name] for name in _INPUTS if name in kwargs), None)
     embeddings = next((kwargs[name] for name in _EMBEDDINGS if kwargs.get(name) is not None), None)
-    shapes = [tuple(given.shape) for given in (embeddings, inputs) if given is not None]
+    shapes = [tuple(getattr(given, "shape", ())) for given in (embeddings, inputs)]
     for shape in shapes:
         if len(shape) > 1:
             return shape[0], shape[1]
