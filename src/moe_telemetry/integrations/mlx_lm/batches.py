@@ -6,9 +6,10 @@ call, and the pass over the last prompt tokens, which nobody waits for where it 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping
 from functools import wraps
 from time import perf_counter
+from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -119,45 +120,46 @@ class Batches:
         self._state = state
         self._requests: MutableMapping[Any, dict[int, _Request]] = WeakKeyDictionary()
 
-    def watch(self, module: Any) -> None:
+    def watch(self, module: ModuleType | None) -> None:
         """Patch the classes of mlx_lm.generate."""
         replace = self._state.patches.replace
-        prompts = getattr(module, "PromptProcessingBatch", None)
-        generation = getattr(module, "GenerationBatch", None)
-        generator = getattr(module, "BatchGenerator", None)
-        replace(prompts, "prompt", self._prompt)
-        replace(generation, "__init__", self._init)
-        replace(generation, "next", self._next_of_batch)
-        replace(generator, "insert_segments", self._insert)
-        replace(generator, "_next", self._next)
-        replace(generator, "remove", self._remove)
+        replace(module, "PromptProcessingBatch.prompt", self._prompt)
+        replace(module, "GenerationBatch.__init__", self._init)
+        replace(module, "GenerationBatch.next", self._next_of_batch)
+        replace(module, "BatchGenerator.insert_segments", self._insert)
+        replace(module, "BatchGenerator._next", self._next)
+        replace(module, "BatchGenerator.remove", self._remove)
 
     # -- batches -----------------------------------------------------------------------------------------------
 
     def _prompt(self, original: Function) -> Function:
-        state = self._state
+        state, tokens = self._state, argument(original, "tokens", 0)
 
-        def work(self: Any, tokens: Any) -> _BatchWork:
-            state.bind(self.model)
-            return _Prompts(state, [len(prompt) for prompt in tokens])
+        def work(batch: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _BatchWork:
+            state.know(batch.model)
+            return _Prompts(state, [len(prompt) for prompt in tokens(args, kwargs)])
 
         return self._working(original, work)
 
     def _init(self, original: Function) -> Function:
-        state = self._state
-        return self._working(original, lambda *_, **__: _LastPromptTokens(state))
+        return self._working(original, lambda *_: _LastPromptTokens(self._state))
 
     def _next_of_batch(self, original: Function) -> Function:
         state = self._state
-        return self._working(original, lambda *_, **__: _Step(state))
 
-    def _working(self, original: Function, work: Function) -> Function:
+        def work(batch: Any, *_: Any) -> _BatchWork:
+            state.know(batch.model)
+            return _Step(state)
+
+        return self._working(original, work)
+
+    def _working(self, original: Function, work: Callable[..., _BatchWork]) -> Function:
         state = self._state
 
         @wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            passes = state.guarded("forward", work, *args, **kwargs) if state.on else None
-            return original(*args, **kwargs) if passes is None else passes.run(original, args, kwargs)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            passes = state.guarded("forward", work, self, args, kwargs) if state.on else None
+            return original(self, *args, **kwargs) if passes is None else passes.run(original, (self, *args), kwargs)
 
         return call
 
@@ -171,6 +173,7 @@ class Batches:
             arrival, state.thread.arrival = state.thread.arrival, None
             now = perf_counter() if arrival is None else arrival
             uids = original(self, *args, **kwargs)
+            state.guarded("request", lambda: state.bind(self.model))
             if state.on:
                 state.guarded("request", begin, self, uids, now)
             return uids
@@ -178,7 +181,6 @@ class Batches:
         return insert_segments
 
     def _begin(self, generator: Any, uids: Iterable[int], now: float) -> None:
-        self._state.bind(generator.model)
         self._requests.setdefault(generator, {}).update({uid: _Request(now) for uid in uids})
 
     def _next(self, original: Function) -> Function:

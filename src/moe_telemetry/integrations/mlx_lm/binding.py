@@ -15,8 +15,16 @@ FUTILE_WALKS = 8
 """Walks of a model that did not find the module they were for, before the model is not walked again."""
 
 
+_NO_LAYER = (
+    '%s: its layer is not known, its routing is recorded with layer="none"; instrument(model=...) makes a model known '
+    "that mlx_lm neither loaded nor runs"
+)
+_NO_EXPERTS = "%s: the number of its experts is not known, its routing is left out"
+
+
 class Place:
-    """Where a module with experts belongs: the decoder layer's number, None if unknown, and its number of experts."""
+    """Where a module with experts belongs: the decoder layer's number, None if unknown; and how many experts it has,
+    0 if that is unknown."""
 
     __slots__ = ("experts", "layer", "ref")
 
@@ -45,7 +53,7 @@ class Binding:
         self._lock = threading.RLock()
         self._models: dict[int, _Model] = {}
         self._places: dict[int, Place] = {}
-        self._told = False
+        self._told: set[str] = set()
 
     def knows(self, model: object) -> bool:
         """Whether the model was bound."""
@@ -75,10 +83,10 @@ class Binding:
                 known = _Model(weakly(model, self._models))
                 self._models[id(model)] = known
             found = [(module, path) for module, path in self._walk(model) if isinstance(module, self._switches)]
-            for (module, path), layer in zip(found, _layers([path for _, path in found]), strict=True):
+            layers = _layers([path for _, path in found])
+            for (module, path), layer in zip(found, layers, strict=True):
                 self._put(module, layer, path)
-            placed = (self._places[id(module)].layer for module, _ in found if id(module) in self._places)
-            known.layers = tuple(sorted({layer for layer in placed if layer is not None}))
+            known.layers = tuple(sorted({layer for layer in layers if layer is not None}))
             known.drafts = known.drafts or drafts
 
     def place(self, switch: object) -> Place | None:
@@ -86,11 +94,8 @@ class Binding:
         place = self._places.get(id(switch))
         return place if place is not None and place.ref() is switch else None
 
-    def find(self, switch: Any, model: Any) -> Place | None:
-        """Walk the model again for a module that is not known; if it is not there, its layer is unknown.
-
-        None: the number of experts could not be found out either.
-        """
+    def find(self, switch: Any, model: Any) -> Place:
+        """Walk the model again for a module that is not known; if it is not there, its layer is unknown."""
         with self._lock:
             known = self._models.get(id(model))
             if model is not None and (known is None or known.futile < FUTILE_WALKS):
@@ -98,8 +103,7 @@ class Binding:
                 if (place := self.place(switch)) is not None:
                     return place
                 self._models[id(model)].futile += 1
-            self._put(switch, None, ())
-            return self.place(switch)
+            return self._put(switch, None, ())
 
     def declare(self, store: Store) -> None:
         """Make the layers of all models known, so that their counters exist at 0 before the first event (D9)."""
@@ -108,23 +112,24 @@ class Binding:
                 for layer in model.layers:
                     store.layer(layer)
 
-    def _put(self, switch: Any, layer: int | None, path: Path) -> None:
+    def _put(self, switch: Any, layer: int | None, path: Path) -> Place:
         number = self._experts(switch)
-        if number is None or (layer is None and not self._told):
-            self._told = True
-            name = ".".join(map(str, path)) or type(switch).__name__
-            logger.warning("%s: %s is not known", name, "the number of experts" if number is None else "its layer")
-        if number is not None:
-            self._places[id(switch)] = Place(weakly(switch, self._places), layer, number)
+        told = _NO_EXPERTS if not number else _NO_LAYER if layer is None else None
+        if told is not None and told not in self._told:
+            self._told.add(told)
+            logger.warning(told, ".".join(map(str, path)) or type(switch).__name__)
+        place = Place(weakly(switch, self._places), layer, number)
+        self._places[id(switch)] = place
+        return place
 
-    def _experts(self, switch: Any) -> int | None:
+    def _experts(self, switch: Any) -> int:
         """Length of the first axis of the weights, which are (experts, out, in)."""
         for module, _ in self._walk(switch):
             for value in module.values():
                 shape: tuple[int, ...] = getattr(value, "shape", ())
                 if len(shape) >= 3:
                     return shape[0]
-        return None
+        return 0
 
     def _walk(self, root: Any) -> Iterator[tuple[Any, Path]]:
         """Every module below `root` once, itself included, in the order of the model, with the path to it."""

@@ -176,11 +176,9 @@ def watch_generation(state: State, kind: type[Generation] = Generation) -> Calla
         @wraps(original)
         def generate_step(*args: Any, **kwargs: Any) -> Tokens:
             tokens: Tokens = original(*args, **kwargs)
-            if not state.on:
-                return tokens
             told = state.guarded("request", _arguments, original, args, kwargs) or {}
             generation = state.guarded("request", _generation, state, kind, told)
-            return tokens if generation is None else _watched(tokens, generation)
+            return tokens if generation is None or not state.on else _watched(tokens, generation)
 
         return generate_step
 

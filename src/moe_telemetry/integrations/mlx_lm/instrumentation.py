@@ -92,17 +92,15 @@ def _put_on(recorder: Recorder) -> State:
     state = State(recorder, Binding(module, switches))
     replace = state.patches.replace
     try:
-        if layers is not None:
-            replace(getattr(layers, "SwitchGLU", None), "__call__", state.watch_switch)
-            replace(getattr(layers, "SwitchMLP", None), "__call__", state.watch_switch)
-        if (generate := _part("mlx_lm.generate")) is not None:
-            replace(generate, "generate_step", watch_generation(state, Generation))
-            replace(generate, "speculative_generate_step", watch_generation(state, Speculation))
-            Batches(state).watch(generate)
-        if (utils := _part("mlx_lm.utils")) is not None:
-            replace(utils, "load_model", _watch_loading(state))
-        if (server := _part("mlx_lm.server")) is not None:
-            Arrivals(state).watch(server)
+        replace(layers, "SwitchGLU.__call__", state.watch_switch)
+        replace(layers, "SwitchMLP.__call__", state.watch_switch)
+        generate = _part("mlx_lm.generate")
+        replace(generate, "generate_step", watch_generation(state, Generation))
+        replace(generate, "speculative_generate_step", watch_generation(state, Speculation))
+        replace(_part("mlx_lm.utils"), "load_model", _watch_loading(state))
+        Batches(state).watch(generate)
+        Arrivals(state).watch(_part("mlx_lm.server"))
+        state.patches.spread()
     except BaseException:
         state.patches.restore()
         raise
@@ -114,7 +112,7 @@ def _part(name: str) -> ModuleType | None:
     try:
         return importlib.import_module(name)
     except Exception as error:
-        tell_missing(None, f"{name} ({error})")
+        tell_missing(f"{name} ({error})")
         return None
 
 

@@ -210,6 +210,9 @@ class State:
         thread = self.thread
         if thread.muted or thread.routed:
             return
+        if thread.calls is not None:
+            thread.calls.append((switch, indices(args, kwargs)))
+            return
         place = self.binding.place(switch) or self.binding.find(switch, thread.model)
         if place.experts:
             self.recorder.routed_array(place.layer, indices(args, kwargs), place.experts)

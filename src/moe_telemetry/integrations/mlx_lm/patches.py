@@ -24,6 +24,10 @@ class _Patch:
     replacement: Function
     inherited: bool
 
+    @property
+    def of_class(self) -> bool:
+        return isinstance(self.owner, type)
+
 
 class Patches:
     """What is replaced now. `restore` puts the very originals back."""
@@ -31,19 +35,27 @@ class Patches:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._patches: list[_Patch] = []
+        self._over = False  # a generation of before may bind another model yet
 
-    def replace(self, owner: ModuleType | type | None, name: str, make: Callable[[Function], Function]) -> None:
-        """Put `make(original)` in the attribute's place; one that does not exist is told once and left out.
+    def replace(self, module: ModuleType | None, path: str, make: Callable[[Function], Function]) -> None:
+        """Put `make(original)` in the place of a module's function or of a class' method ("Class.method").
 
-        A class that inherits the attribute gets one of its own. A module's function is replaced in the modules that
-        have imported it by name, too.
+        One that does not exist is told once and left out.
         """
+        owner: Any = module
+        *kind, name = map(sys.intern, path.split("."))  # since the interpreter's method cache keeps them
+        for part in kind:
+            owner = getattr(owner, part, None)
+        if owner is not None and getattr(owner, name, None) is not None:
+            self.replace_in(owner, name, make)
+        elif module is not None:
+            tell_missing(f"{module.__name__}.{path}")
+
+    def replace_in(self, owner: ModuleType | type, name: str, make: Callable[[Function], Function]) -> None:
+        """The same for an attribute that exists. A class that inherits it gets one of its own."""
         with self._lock:
-            original = getattr(owner, name, None)
-            if owner is None or original is None:
-                tell_missing(owner, name)
-                return
-            if self.has(original):
+            original: Function = getattr(owner, name)
+            if self._over or any(patch.replacement is original for patch in self._patches):
                 return
             inherited = isinstance(owner, type) and name not in vars(owner)
             if inherited:
@@ -51,25 +63,24 @@ class Patches:
             replacement = make(original)
             self._patches.append(_Patch(owner, name, original, replacement, inherited))
             setattr(owner, name, replacement)
-            if isinstance(owner, ModuleType):
-                _redirect(original, replacement)
 
-    def has(self, function: object) -> bool:
-        """Whether the function stands in the place of another."""
-        return any(patch.replacement is function for patch in self._patches)
+    def spread(self) -> None:
+        """Replace functions in the modules, too, that have imported them by name."""
+        with self._lock:
+            _redirect({id(patch.original): patch.replacement for patch in self._patches if not patch.of_class})
 
     def restore(self) -> None:
-        """Put everything back, the last first. What somebody else has replaced since stays as they left it."""
+        """Put everything back for good, the last first. What others have replaced since stays as they left it."""
         with self._lock:
-            while self._patches:
-                patch = self._patches.pop()
+            self._over = True
+            _redirect({id(patch.replacement): patch.original for patch in self._patches if not patch.of_class})
+            for patch in reversed(self._patches):
                 if vars(patch.owner).get(patch.name) is patch.replacement:
                     if patch.inherited:
                         delattr(patch.owner, patch.name)
                     else:
                         setattr(patch.owner, patch.name, patch.original)
-                if isinstance(patch.owner, ModuleType):
-                    _redirect(patch.replacement, patch.original)
+            self._patches.clear()
 
 
 def _inherited(owner: Any, name: str, found: Function) -> Function:
@@ -80,26 +91,22 @@ def _inherited(owner: Any, name: str, found: Function) -> Function:
     return call
 
 
-def _redirect(old: Function, new: Function) -> None:
-    """Let every loaded module that holds the one function hold the other."""
+def _redirect(functions: dict[int, Function]) -> None:
+    """Let every loaded module that holds a function, given by its id, hold another; all of them are alive."""
     for module in list(sys.modules.values()):
         names = getattr(module, "__dict__", None)
-        if type(names) is dict:
-            for name, value in list(names.items()):
-                if value is old:
-                    names[name] = new
+        if type(names) is dict and any(id(value) in functions for value in list(names.values())):
+            names.update({name: functions[id(value)] for name, value in names.items() if id(value) in functions})
 
 
 _told: set[str] = set()
 
 
-def tell_missing(owner: object, name: str) -> None:
+def tell_missing(what: str) -> None:
     """Say once that this mlx_lm has no such thing."""
-    where = f"{owner.__module__}.{owner.__qualname__}" if isinstance(owner, type) else getattr(owner, "__name__", "")
-    missing = f"{where}.{name}".strip(".")
-    if missing not in _told:
-        _told.add(missing)
-        logger.warning("this mlx_lm has no %s: what would be recorded there is left out", missing)
+    if what not in _told:
+        _told.add(what)
+        logger.warning("this mlx_lm has no %s: what would be recorded there is left out", what)
 
 
 def argument(method: Function, name: str, position: int) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from functools import wraps
 from time import perf_counter
+from types import ModuleType
 from typing import Any
 
 from .binding import weakly
@@ -31,11 +32,10 @@ class Arrivals:
         self._state = state
         self._waiting: dict[int, _Arrival] = {}
 
-    def watch(self, module: Any) -> None:
+    def watch(self, module: ModuleType | None) -> None:
         """Patch the class of mlx_lm.server."""
-        kind = getattr(module, "ResponseGenerator", None)
-        self._state.patches.replace(kind, "generate", self._generate)
-        self._state.patches.replace(kind, "_tokenize", self._tokenize)
+        self._state.patches.replace(module, "ResponseGenerator.generate", self._generate)
+        self._state.patches.replace(module, "ResponseGenerator._tokenize", self._tokenize)
 
     def _generate(self, original: Function) -> Function:
         state, arrived, arguments = self._state, self._arrived, argument(original, "generation_args", 1)
