@@ -70,10 +70,15 @@ def _main_module() -> ModuleType:
     """`__main__` as the interpreter makes it, before it knows what it will run."""
     main = ModuleType("__main__")
     main.__dict__.update(__builtins__=builtins, __loader__=BuiltinImporter)
-    for name, value in (("__annotations__", {}), ("__cached__", None)):
-        if name in vars(sys.modules["__main__"]):  # not in every version
-            main.__dict__[name] = value
+    if "__annotations__" in vars(sys.modules["__main__"]):  # before Python 3.14
+        main.__dict__.update(__annotations__={})
     return main
+
+
+def _name_file(main: ModuleType, path: str) -> None:
+    main.__dict__["__file__"] = path
+    if sys.version_info < (3, 15):
+        main.__dict__["__cached__"] = None
 
 
 def _first_on_path(entry: str) -> None:
@@ -85,7 +90,8 @@ def _first_on_path(entry: str) -> None:
 def _run_file(path: str, main: ModuleType) -> None:
     full = os.path.join(os.getcwd(), path)
     loader: Any = (SourcelessFileLoader if path.endswith(".pyc") else SourceFileLoader)("__main__", full)
-    main.__dict__.update(__loader__=loader, __file__=full)
+    main.__dict__["__loader__"] = loader
+    _name_file(main, full)
     _first_on_path(os.path.dirname(os.path.realpath(path)))
     if path.endswith(".pyc"):
         code: CodeType = loader.get_code("__main__")
@@ -95,10 +101,10 @@ def _run_file(path: str, main: ModuleType) -> None:
 
 
 def _run_code(program: Program, main: ModuleType) -> None:
-    main.__dict__.pop("__cached__", None)
     _first_on_path("")
     source: str | bytes | None = program.code
     if source is None:
+        _name_file(main, program.code_name)
         source = sys.stdin.buffer.read()
     elif sys.version_info >= (3, 14):
         source = textwrap.dedent(program.code or "")
