@@ -145,6 +145,7 @@ LOST_REASONS = (
     "too_many",
     "unknown_label",
     "unknown_metric",
+    "unknown_pass",
     "name_taken",
     "changed",
     "error",

@@ -106,6 +106,9 @@ class LiveRecorder(Recorder):
             whole = values.seconds(duration)
             number = values.count(output_tokens)
             first = None if time_to_first_token is None else values.seconds(time_to_first_token)
+            if type(idle) is not bool:
+                values.refuse_lazy(idle)
+                idle = bool(idle)
             if first is not None and first > whole:
                 raise Refused("out_of_range", time_to_first_token)
             _observe(store.request, REQUEST_BOUNDS, whole)
@@ -156,7 +159,8 @@ class LiveRecorder(Recorder):
                     if misses:
                         late = len(absent & named) - evicted
             unpredicted = misses - late - evicted
-            if missed < 0 or hits < 0:  # experts grew under our hands: there is no right figure
+            # experts grew under our hands, or holds items that equal what they like: there is no right figure
+            if missed < 0 or hits < 0 or late < 0:
                 raise Refused("changed", experts)
             try:
                 cells = row.by_layer[layer] if type(layer) is int else row.store.layer_cells(row, layer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 
+from .catalog import LOST_REASONS
 from .hooks import Recorder
 from .store import Store, logger
 from .values import Refused
@@ -22,14 +23,9 @@ def lose(recorder: Recorder, hook: str, error: Exception) -> None:
 def lost(store: Store, hook: str, error: Exception) -> None:
     """`lose`, where the store is known."""
     with suppress(Exception):  # a message that cannot be formatted or logged must not reach the caller either
-        if isinstance(error, Refused):
-            reason = error.reason
-        elif isinstance(error, (KeyError, TypeError)) and hook in _LABELLED:
-            reason = "unknown_label"  # not in the table, or unhashable
-        else:
-            reason = "error"
-            if hook in store.hook_errors:
-                store.hook_errors[hook] += 1
+        reason = _reason(hook, error)
+        if reason == "error" and hook in store.hook_errors:
+            store.hook_errors[hook] += 1
         store.lost[reason] += 1
         now = time.monotonic()
         if now - store.logged_at >= LOG_INTERVAL:
@@ -56,6 +52,18 @@ class losing:
             return False
         lost(self._store, self._hook, error)
         return True
+
+
+def _reason(hook: str, error: Exception) -> str:
+    """One of LOST_REASONS, whatever a caller's own code has raised: our own exception with another reason, too."""
+    try:
+        if isinstance(error, Refused):
+            return LOST_REASONS[LOST_REASONS.index(error.reason)]
+        if isinstance(error, (KeyError, TypeError)) and hook in _LABELLED:
+            return "unknown_label"  # not in the table, or unhashable
+    except Exception:
+        return "error"
+    return "error"
 
 
 _LABELLED = frozenset(("prefetch", "promote", "block", "read", "prefetch_dropped", "degraded"))

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import catalog, values
 from .catalog import Metric
@@ -100,9 +100,7 @@ class Store:
         self.forward_done_seen = False
         self.ended = False  # no pass is in progress any more, whatever `active` holds
         self.latest = self.row("decode", 1)
-        # Where events of a pass go whose forward() was refused: cells that no reading knows, since their phase is
-        # unknown and another pass' is wrong.
-        self.refused = SeqCells(self, PhaseCells("unknown"), None, "")
+        self.refused: Any = _RefusedPass(self)
         # Which thread made the first pass; rows by thread once a second one makes passes (recording).
         self.thread: int | None = None
         self.by_thread: dict[int, SeqCells] = {}
@@ -171,12 +169,13 @@ class Store:
 
     def layer_cells(self, row: SeqCells, given: object) -> LayerCells:
         """Cells of a layer given in any accepted form; `row.by_layer` finds them directly from then on."""
+        known = row.layers  # first: a refused record makes no layer known
         index = values.layer_index(given)
         layer = self.layer(index)
         if layer.index == OTHER:
             self.folded += 1
         capacity = UNLIMITED if layer.capacity is None else layer.capacity
-        cells = row.layers.setdefault(layer.index, LayerCells(capacity))
+        cells = known.setdefault(layer.index, LayerCells(capacity))
         if layer.index != OTHER:
             row.by_layer[index] = cells
             if given is None:
@@ -279,6 +278,19 @@ class Store:
                 raise Refused("out_of_range", labels["layer"])
             found["layer"] = layer.label
         return tuple(found[key] for key in metric.keys)
+
+
+class _RefusedPass:
+    """The row of a pass whose forward() was refused: its phase is unknown, and that of the pass before it is wrong, so
+    its events are refused, too."""
+
+    __slots__ = ("store",)
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise Refused("unknown_pass")
 
 
 class _Watch:

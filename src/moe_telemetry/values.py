@@ -113,7 +113,7 @@ def ids(value: Any) -> IdSet:
 
     Lists, tuples and NumPy integer arrays of any shape are read whole, other iterables up to MAX_ITEMS items.
     """
-    if isinstance(value, (set, frozenset)):
+    if issubclass(type(value), (set, frozenset)):  # not isinstance: what says that it is a set may never end
         return frozenset(value)  # one read: a set may change meanwhile, and a subclass may answer as it likes
     if _is_lazy(value):
         raise Refused("lazy_array", value)
