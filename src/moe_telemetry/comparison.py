@@ -283,9 +283,9 @@ def lines(found: Comparison, first: str, second: str) -> list[str]:
     for part, words in PARTS.items():
         differences = found.parts[part]
         if told := differing(differences):
-            text += ["", f"{words:<40}{'A':>10}{'B':>10}   B against A"]
+            text += ["", f"{words:<38}{'A':>10}{'B':>10}   B against A"]
             text += [
-                f"  {named(each.figure):<38}{amount(each.figure, each.first):>10}{amount(each.figure, each.second):>10}"
+                f"  {named(each.figure):<36}{amount(each.figure, each.first):>10}{amount(each.figure, each.second):>10}"
                 f"   {change(each)}{f', {verdict(each)}' if verdict(each) else ''}"
                 for each in told
             ]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from moe_telemetry.client import TIMEOUT_SECONDS, ClientError
 
 from . import panes
 from .layers import ORDERS, LayerRow, ordered
 from .poller import Outcome, Read, attempt
-from .scrape import scrape
+from .scrape import Reader
 from .watched import Watched
 from .words import Line, beside, percent, plain
 
@@ -21,10 +21,12 @@ WORST_LAYERS = 4
 _WORST = next(order for order in ORDERS if order.name == "hit")
 
 
-def watch_once(bases: Sequence[str], interval: float, read: Read = scrape) -> list[Watched]:
+def watch_once(bases: Sequence[str], interval: float, reader: Callable[[str], Read] = Reader) -> list[Watched]:
     """Each endpoint after two scrapes `interval` seconds apart, or with the failure of one."""
     watched = [Watched(base) for base in bases]
-    threads = [threading.Thread(target=_twice, args=(each, interval, read), daemon=True) for each in watched]
+    threads = [
+        threading.Thread(target=_twice, args=(each, interval, reader(each.url)), daemon=True) for each in watched
+    ]
     until = time.monotonic() + interval + PATIENCE_SECONDS
     for thread in threads:
         thread.start()
@@ -38,7 +40,7 @@ def watch_once(bases: Sequence[str], interval: float, read: Read = scrape) -> li
 def _twice(watched: Watched, interval: float, read: Read) -> None:
     begin = time.monotonic()
     for last in (False, True):
-        outcome: Outcome = attempt(watched.url, read)
+        outcome: Outcome = attempt(read)
         if isinstance(outcome, ClientError):
             watched.fail(str(outcome), time.monotonic())
             return

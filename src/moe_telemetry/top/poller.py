@@ -8,16 +8,16 @@ from collections.abc import Callable, Sequence
 
 from moe_telemetry.client import ClientError
 
-from .scrape import Scrape, scrape
+from .scrape import Reader, Scrape
 
 Outcome = Scrape | ClientError
-Read = Callable[[str], Scrape]
+Read = Callable[[], Scrape]
 
 
-def attempt(base: str, read: Read = scrape) -> Outcome:
+def attempt(read: Read) -> Outcome:
     """A scrape, or why there is none; raises no Exception."""
     try:
-        return read(base)
+        return read()
     except ClientError as error:
         return error
     except Exception as error:  # a fault of ours must not end the watching
@@ -28,28 +28,31 @@ class Poller:
     """Hands each outcome to `take(number of the endpoint, outcome)`, which is called in that endpoint's thread."""
 
     def __init__(
-        self, bases: Sequence[str], interval: float, take: Callable[[int, Outcome], object], read: Read = scrape
+        self,
+        bases: Sequence[str],
+        interval: float,
+        take: Callable[[int, Outcome], object],
+        reader: Callable[[str], Read] = Reader,
     ) -> None:
-        self._bases = bases
+        self._readers = [reader(base) for base in bases]
         self._interval = interval
         self._take = take
-        self._read = read
         self._ended = threading.Event()
 
     def start(self) -> None:
         """Begin; the first scrapes are at once."""
-        for number, base in enumerate(self._bases):
+        for number, read in enumerate(self._readers):
             # Daemons: quitting does not wait for an endpoint that keeps its answer back.
-            threading.Thread(target=self._poll, args=(number, base), name=f"top-{number}", daemon=True).start()
+            threading.Thread(target=self._poll, args=(number, read), name=f"top-{number}", daemon=True).start()
 
     def stop(self) -> None:
         """End after the scrapes in progress, whose outcomes are dropped."""
         self._ended.set()
 
-    def _poll(self, number: int, base: str) -> None:
+    def _poll(self, number: int, read: Read) -> None:
         due = time.monotonic()
         while not self._ended.is_set():
-            outcome = attempt(base, self._read)
+            outcome = attempt(read)
             if self._ended.is_set():
                 return
             self._take(number, outcome)

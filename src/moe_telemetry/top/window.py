@@ -64,7 +64,7 @@ class Window:
 
     def unions(self, phase: str, **labels: str) -> Counter[int]:
         """Layer calls by the upper bound of their bucket: the union's size to 64, `ABOVE` above the top bound."""
-        wanted = {"phase": phase, **labels}.items()
+        wanted = frozenset({"phase": phase, **labels}.items())
         cumulative: dict[float, float] = {}
         for found, value in self.added(c.UNION, "bucket").items():
             if wanted <= found:
@@ -80,7 +80,7 @@ class Window:
     def by(self, key: str, metric: Metric, **labels: str) -> dict[str, float]:
         """Growth of a counter's series with these labels by the value of another label, where they have it."""
         sums: dict[str, float] = {}
-        wanted = labels.items()
+        wanted = frozenset(labels.items())
         for found, value in self.added(metric).items():
             if wanted <= found and (of := next((text for name, text in found if name == key), None)) is not None:
                 sums[of] = sums.get(of, 0.0) + value
@@ -94,7 +94,7 @@ class Window:
         return self._added[key]
 
     def _sum(self, metric: Metric, part: str, labels: dict[str, str]) -> float:
-        wanted = labels.items()
+        wanted = frozenset(labels.items())
         return sum(value for found, value in self.added(metric, part).items() if wanted <= found)
 
     def _subtract(self, metric: Metric, part: str) -> Mapping[Labels, float]:
