@@ -95,6 +95,7 @@ def normalised(text: str) -> str:
 def scraped(form: str) -> str:
     """The golden run as scraped over HTTP."""
     import moe_telemetry as mt
+    from moe_telemetry.cells import ExpertLoad
 
     before = sys.modules.get("mlx.core")
     sys.modules["mlx.core"] = fake_mlx()
@@ -102,7 +103,8 @@ def scraped(form: str) -> str:
         recorder = mt.Recorder()
         with mt.start(model="golden-moe", runtime="golden", run="golden", port=0, recorder=recorder) as telemetry:
             record(recorder)
-            telemetry._store.layers[0].load_peak = 2.5
+            load = telemetry._store.layers[0].load = ExpertLoad(4)
+            load.add(1, [5, 2, 1, 0])
             asked = urllib.request.Request(f"{telemetry.url}/metrics", headers={"Accept": ACCEPT[form]})
             with urllib.request.urlopen(asked, timeout=10) as reply:
                 return normalised(reply.read().decode())

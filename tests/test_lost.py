@@ -133,18 +133,28 @@ def test_true_is_not_one_token(cap):
     rec.forward(100)
     rec.forward(True)
     rec.block_call()
-    assert {"not_a_number": 1} == lost(cap)
+    assert {"not_a_number": 1, "unknown_pass": 1} == lost(cap)
     assert 0 == cap.total("moe.block.calls")
 
 
 @pytest.mark.parametrize("tokens", [0, -1, 1.5, "1", None, 10**400, [1]], ids=repr)
 def test_a_pass_of_no_sensible_length_changes_nothing(cap, tokens):
-    """What follows a refused `forward` belongs to no known phase, and counts for none."""
+    """What follows a refused `forward` belongs to no known phase: it counts for none, and is dropped until the next."""
     rec.forward(100)
     rec.forward(tokens)
     rec.block_call()
-    assert 0 == cap.total("moe.block.calls")
-    assert 1 == sum(lost(cap).values())
+    rec.routed("7", {1, 2}, {1})
+    rec.forward_done(0.5)
+    rec.tokens(5)
+    assert 0 == cap.total("moe.block.calls") + cap.total("moe.layer.calls") + cap.total("moe.tokens")
+    assert 4 == lost(cap).pop("unknown_pass")
+    assert 5 == sum(lost(cap).values())
+    assert 7 not in cap.store.layers
+    rec.tokens(5, phase="decode")
+    rec.forward(1)
+    rec.block_call()
+    assert 6 == cap.total("moe.block.calls") + cap.total("moe.tokens")
+    assert 5 == sum(lost(cap).values())
 
 
 # -- labels --------------------------------------------------------------------------------------------------------
