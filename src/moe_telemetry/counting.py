@@ -11,8 +11,8 @@ import mlx.core as mx
 
 logger = logging.getLogger("moe_telemetry")
 
-KERNEL_INPUTS = 128
-"""Arrays that one launch of the CUDA kernel reads."""
+KERNEL_INPUTS = (128, 384)
+"""Arrays that a launch of the CUDA kernel reads: the pointers of the larger take 3 of the 4 KB that arguments may."""
 SHARED_EXPERTS = 8192
 """Most experts of a layer: a block of the kernel counts them in shared memory."""
 _THREADS = 64
@@ -25,10 +25,11 @@ def on_cuda() -> bool:
     return mx.default_device() == mx.gpu and _has_cuda()
 
 
-def token_counts(indices: Sequence[mx.array], experts: int) -> mx.array:
-    """Tokens by call and expert, int32 (calls, experts + 1), lazily; the last column counts ids that are none.
+def token_counts(indices: Sequence[mx.array], experts: int) -> tuple[mx.array, mx.array]:
+    """Counts of layer calls, lazily, from their `indices`: integer arrays of one shape, a call each.
 
-    `indices` are integer arrays of one shape, a call each.
+    Returns tokens by call and expert, int32 (calls, experts + 1), the last column being ids that are none; and, int32
+    (calls, 2), how many distinct experts a call has and how many of its ids are none.
     """
     global _broken  # noqa: PLW0603
     if on_cuda() and not _broken and indices[0].size:
@@ -40,7 +41,7 @@ def token_counts(indices: Sequence[mx.array], experts: int) -> mx.array:
     return _by_scatter(indices, experts)
 
 
-def _by_scatter(indices: Sequence[mx.array], experts: int) -> mx.array:
+def _by_scatter(indices: Sequence[mx.array], experts: int) -> tuple[mx.array, mx.array]:
     number = len(indices)
     counts = mx.zeros((number * (experts + 1),), dtype=mx.int32)
     if indices[0].size:
@@ -49,29 +50,36 @@ def _by_scatter(indices: Sequence[mx.array], experts: int) -> mx.array:
         ids = mx.where((ids >= 0) & (ids < experts), ids, experts)
         ids = ids + (mx.arange(number) * (experts + 1))[:, None]
         counts = counts.at[ids.reshape(-1)].add(1)
-    return counts.reshape(number, experts + 1)
+    counts = counts.reshape(number, experts + 1)
+    return counts, mx.stack([(counts[:, :-1] > 0).sum(-1), counts[:, -1]], axis=-1)
 
 
-def _by_kernel(indices: Sequence[mx.array], experts: int) -> mx.array:
-    """One launch for KERNEL_INPUTS arrays: joined first, each costs a copy, and a copy 3 us of the host's time."""
-    kernel = _kernel()
-    size = mx.array([indices[0].size])
-    width = experts + 1
-    found = []
-    for begin in range(0, len(indices), KERNEL_INPUTS):
-        part = list(indices[begin : begin + KERNEL_INPUTS])
+def _by_kernel(indices: Sequence[mx.array], experts: int) -> tuple[mx.array, mx.array]:
+    """One launch for hundreds of arrays: joined first, each costs a copy, and a copy 3 us of the host's time."""
+    most = KERNEL_INPUTS[0] if len(indices) <= KERNEL_INPUTS[0] else KERNEL_INPUTS[1]
+    kernel, size = _kernel(most), _number(indices[0].size)
+    found: list[list[mx.array]] = []
+    for begin in range(0, len(indices), most):
+        part = list(indices[begin : begin + most])
         number = len(part)
-        part += part[:1] * (KERNEL_INPUTS - number)
-        (counts,) = kernel(
-            inputs=[*part, size],
+        made = kernel(
+            inputs=[*part, *part[:1] * (most - number), size],
             template=[("T", part[0].dtype), ("E", experts)],
             grid=(number * _THREADS, 1, 1),
             threadgroup=(_THREADS, 1, 1),
-            output_shapes=[(number, width)],
-            output_dtypes=[mx.int32],
+            output_shapes=[(number, experts + 1), (number, 2)],
+            output_dtypes=[mx.int32, mx.int32],
         )
-        found.append(counts)
-    return found[0] if len(found) == 1 else mx.concatenate(found)
+        found.append(made)
+    counts, figures = found[0]
+    if len(found) > 1:
+        counts, figures = (mx.concatenate(list(parts)) for parts in zip(*found, strict=True))
+    return counts, figures
+
+
+@cache
+def _number(value: int) -> mx.array:
+    return mx.array([value])
 
 
 @cache
@@ -81,12 +89,12 @@ def _has_cuda() -> bool:
 
 
 @cache
-def _kernel() -> Callable[..., list[mx.array]]:
-    names = [f"ids{number}" for number in range(KERNEL_INPUTS)]
+def _kernel(inputs: int) -> Callable[..., list[mx.array]]:
+    names = [f"ids{number}" for number in range(inputs)]
     made: Any = mx.fast.cuda_kernel(
-        name="moe_telemetry_token_counts",
+        name=f"moe_telemetry_token_counts_{inputs}",
         input_names=[*names, "size"],
-        output_names=["counts"],
+        output_names=["counts", "figures"],
         source=_SOURCE % ", ".join(names),
     )
     kernel: Callable[..., list[mx.array]] = made
@@ -96,16 +104,23 @@ def _kernel() -> Callable[..., list[mx.array]]:
 _SOURCE = """
 const T* calls[] = {%s};
 __shared__ int found[E + 1];
+__shared__ int distinct;
 for (int expert = threadIdx.x; expert <= E; expert += blockDim.x) found[expert] = 0;
+if (threadIdx.x == 0) distinct = 0;
 __syncthreads();
 const T* ids = calls[blockIdx.x];
 for (int at = threadIdx.x; at < size[0]; at += blockDim.x) {
   long long id = static_cast<long long>(ids[at]);
-  atomicAdd(&found[id >= 0 && id < E ? id : E], 1);
+  bool known = id >= 0 && id < E;
+  if (atomicAdd(&found[known ? id : E], 1) == 0 && known) atomicAdd(&distinct, 1);
 }
 __syncthreads();
 for (int expert = threadIdx.x; expert <= E; expert += blockDim.x) {
   counts[static_cast<long long>(blockIdx.x) * (E + 1) + expert] = found[expert];
+}
+if (threadIdx.x == 0) {
+  figures[2 * blockIdx.x] = distinct;
+  figures[2 * blockIdx.x + 1] = found[E];
 }
 """
 """Body of the kernel: a block for each call, which counts in shared memory."""

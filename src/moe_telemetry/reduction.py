@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 import mlx.core as mx
 
@@ -120,7 +121,7 @@ class Batch:
     def __init__(self, forwards: Iterable[Sequence[Call]], carried: LoadSums) -> None:
         host_reads = not counting.on_cuda()
         self._host: list[Call] = []
-        self._parts: list[tuple[list[Call], list[mx.array]]] = []
+        self._parts: list[tuple[list[Call], mx.array, mx.array | None]] = []
         kinds: dict[object, list[Call]] = {}
         for forward in forwards:
             for call in forward:
@@ -133,13 +134,13 @@ class Batch:
             step = max(1, IDS_AT_ONCE // max(1, calls[0].size))
             for begin in range(0, len(calls), step):
                 part = calls[begin : begin + step]
-                counts = counting.token_counts([call.indices for call in part], part[0].experts)
-                self._parts.append((part, _columns(part, counts)))
-                _add(sums, part, counts[:, :-1])
+                counts, figures = counting.token_counts([call.indices for call in part], part[0].experts)
+                self._parts.append((part, figures, _predictions(part, counts)))
+                _add(sums, part, counts)
         if kinds:
-            wanted = [columns for _, columns in self._parts], [each.counts for each in sums.values()]
-            mx.async_eval(*wanted)  # type: ignore[no-untyped-call]
-        for calls, _ in self._parts:
+            wanted = [figures for part in self._parts for figures in part[1:] if figures is not None]
+            mx.async_eval(wanted, [each.counts for each in sums.values()])  # type: ignore[no-untyped-call]
+        for calls, *_ in self._parts:
             for call in calls:
                 call.indices = _NO_INDICES
         full = len(sums) > LOAD_GROUPS or any(max(each.calls.values()) >= LOAD_CALLS for each in sums.values())
@@ -150,20 +151,21 @@ class Batch:
         """Read the integers and count them; waits for the device where it is not done yet."""
         for call in self._host:
             _count_ids(call, store)
-        for calls, columns in self._parts:
-            read: list[list[int]] = [column.tolist() for column in columns]  # type: ignore[misc]
-            for call, (invalid, *figures) in zip(calls, zip(*read, strict=True), strict=True):
+        for calls, figures, predictions in self._parts:
+            counted: list[list[int]] = figures.tolist()  # type: ignore[assignment]
+            rows: Iterable[Sequence[int]] = repeat(()) if predictions is None else predictions.tolist()  # type: ignore[assignment]
+            for call, (number, invalid), row in zip(calls, counted, rows, strict=False):
                 if invalid:
                     lost(store, "routed_array", Refused("out_of_range", invalid))
                 else:
-                    call.count(*figures)
+                    call.count(number, *row)
         for load in self._loads:
             load.count_in(store)
 
 
 @dataclass(frozen=True)
 class LoadSum:
-    """Tokens by expert of some layers, summed on the device: `counts` (layers, experts), `calls` by layer."""
+    """Tokens by expert of some layers, summed on the device: `counts` (layers, experts + 1), `calls` by layer."""
 
     counts: mx.array
     calls: Counter[int]
@@ -171,7 +173,7 @@ class LoadSum:
     def count_in(self, store: Store) -> None:
         """Read the sums and add them to the layers' loads; waits for the device where it is not done yet."""
         rows: list[list[int]] = self.counts.tolist()  # type: ignore[assignment]
-        for index, tokens in zip(sorted(self.calls), rows, strict=True):
+        for index, (*tokens, _) in zip(sorted(self.calls), rows, strict=True):
             layer = store.layers.get(index)
             if layer is not None:
                 _load(layer, len(tokens)).add(self.calls[index], tokens)
@@ -213,14 +215,13 @@ def _count_ids(call: Call, store: Store) -> None:
     call.count(len(routed), len(absent), len(named), wasted, len(named & absent), evicted, len(arrived) - evicted)
 
 
-def _columns(calls: Sequence[Call], counts: mx.array) -> list[mx.array]:
-    """Figures of calls of one kind from their `counts` (calls, experts + 1): ids that are none, then the arguments of
-    `Call.count`, each (calls,)."""
-    routed = counts[:, :-1] > 0
-    columns = [counts[:, -1], routed.sum(-1)]
+def _predictions(calls: Sequence[Call], counts: mx.array) -> mx.array | None:
+    """What `Call.count` takes behind the number, (calls, 6), of calls of one kind with `counts` (calls, experts + 1);
+    None where nothing else than the routing is known."""
     first = calls[0]
     if first.resident is None and first.predicted is None:
-        return columns
+        return None
+    routed = counts[:, :-1] > 0
     resident = _rows([call.resident for call in calls], first.experts)
     predicted = _rows([call.predicted for call in calls], first.experts)
     ready = _rows([call.ready for call in calls], first.experts)
@@ -228,7 +229,7 @@ def _columns(calls: Sequence[Call], counts: mx.array) -> list[mx.array]:
     absent = routed & ~resident
     arrived = named & ready
     figures = (absent, named, predicted & ~routed, named & absent, arrived & absent, arrived & resident)
-    return columns + [mx.broadcast_to(figure, routed.shape).sum(-1) for figure in figures]
+    return mx.stack([mx.broadcast_to(figure, routed.shape).sum(-1) for figure in figures], axis=-1)
 
 
 def _rows(masks: Sequence[Mask], experts: int) -> mx.array:
@@ -245,15 +246,19 @@ def _rows(masks: Sequence[Mask], experts: int) -> mx.array:
 
 
 def _add(sums: dict[object, LoadSum], calls: Sequence[Call], counts: mx.array) -> None:
-    """Add the calls' token counts to the sum that is kept for their layers."""
-    times = Counter([call.layer for call in calls])
+    """Add the calls' token counts (calls, experts + 1) to the sum that is kept for their layers."""
+    order = [call.layer for call in calls]
+    times = Counter(order)
     layers = sorted(times)
-    position = {layer: row for row, layer in enumerate(layers)}
     key = (calls[0].experts, *layers)
     before = sums.get(key)
-    rows = mx.zeros((len(layers), calls[0].experts), dtype=mx.int32) if before is None else before.counts
-    rows = rows.at[mx.array([position[call.layer] for call in calls])].add(counts)
-    sums[key] = LoadSum(rows, times if before is None else before.calls + times)
+    if order == layers * (len(order) // len(layers)):  # whole passes: nothing to look up
+        added = counts.reshape(-1, len(layers), counts.shape[-1]).sum(0)
+    else:
+        position = {layer: row for row, layer in enumerate(layers)}
+        nothing = mx.zeros((len(layers), counts.shape[-1]), dtype=mx.int32)
+        added = nothing.at[mx.array([position[layer] for layer in order])].add(counts)
+    sums[key] = LoadSum(added, times) if before is None else LoadSum(before.counts + added, before.calls + times)
 
 
 _NO_INDICES = mx.zeros((0,), dtype=mx.int32)
