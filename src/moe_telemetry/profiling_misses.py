@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from itertools import islice
+from numbers import Integral
 from typing import Any
 
 from . import values
@@ -16,6 +17,8 @@ ENTRIES = (
     *("dec_miss_A_timing", "dec_miss_A_evicted"),
 )
 """MISS_ATTRIB's: all passes, then decode passes."""
+MAX_SIZED = 2**22
+"""Items read of what says how many it has: a range says so of as many as you like."""
 
 
 class Sums:
@@ -114,12 +117,10 @@ def repeats(
 def read_items(ids: Any) -> list[Any]:
     """An iterable's items, read once."""
     values.refuse_lazy(ids)
-    if hasattr(ids, "__len__"):
-        items = list(ids)
-    else:
-        items = list(islice(iter(ids), MAX_ITEMS + 1))
-        if len(items) > MAX_ITEMS:
-            raise Refused("too_many", ids)
+    most = min(len(ids), MAX_SIZED) if hasattr(ids, "__len__") else MAX_ITEMS
+    items = list(islice(iter(ids), most + 1))  # one more: what says how long it is may be wrong
+    if len(items) > most:
+        raise Refused("too_many", ids)
     for item in items:
         if type(item) is not int:
             values.refuse_lazy(item)
@@ -131,6 +132,8 @@ def among(ids: Any, container: Any) -> set[Any]:
     if isinstance(container, (set, frozenset)):
         return set(ids & container)
     values.refuse_lazy(container)
+    if type(container) is range:  # compares each of its numbers with what is not an int: a long one does not end
+        return {item for item in ids if isinstance(item, Integral) and int(item) in container}
     if hasattr(container, "__contains__"):
         return {item for item in ids if item in container}
     return set(ids) & set(read_items(container))
