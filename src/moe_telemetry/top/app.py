@@ -90,6 +90,7 @@ class TopApp(App[None]):
         self._phases = [PhasePane(phase) for phase in ("decode", "prefill")]
         self._layers = LayersPage()
         self._endpoints = EndpointsPage()
+        self._pages = ContentSwitcher(initial="overview", id="pages")
         self._memory = Static(id="memory")
         self._small = Static(id="small")
 
@@ -97,7 +98,7 @@ class TopApp(App[None]):
         """Title and state above, a page, memory and keys below."""
         yield self._title
         yield self._status
-        with ContentSwitcher(initial="overview", id="pages"):
+        with self._pages:
             yield Horizontal(*self._phases, id="overview")
             yield self._layers
             yield self._endpoints
@@ -165,7 +166,7 @@ class TopApp(App[None]):
         self._title.update(content([[(panes.identity(watched), "strong"), (count, "dim")]]))
         self._status.update(content([[*self._paused(), panes.status(watched, now)]]))
         self._memory.update(content([panes.memory(watched.frame)] if watched.frame is not None else [[]]))
-        page = self.query_one("#pages", ContentSwitcher).current
+        page = self._pages.current
         if page == "overview":
             for pane in self._phases:
                 pane.show(watched, now)
@@ -183,7 +184,7 @@ class TopApp(App[None]):
 
     def action_page(self, name: str) -> None:
         """Show another page."""
-        self.query_one("#pages", ContentSwitcher).current = name
+        self._pages.current = name
         self.query_one({"layers": "#rows", "endpoints": "#endpoints"}.get(name, "#pages")).focus()
         self.call_after_refresh(self.show)
 

@@ -13,6 +13,8 @@ from .words import Line, Span, figure, known, number, percent, size, span, why
 PANE_WIDTH = 38
 """Columns of a phase: two of them and a line between fit in 80."""
 UNION_ROWS = 3
+NEW_SECONDS = 60.0
+"""How long a run that followed another one is called new."""
 LONG_PASS = 1.0
 """Seconds of the pass in progress that are worth a word while others end."""
 DETAIL_LINES = 15
@@ -38,10 +40,9 @@ def status(watched: Watched, now: float) -> Span:
         return "… no answer yet", "dim"
     found = watched.frame
     over = "the run so far" if found.whole_run else f"{found.seconds:.1f} s"
-    if found.restarted:
-        over = f"a new run, {found.seconds:.1f} s"
+    new = "a new run, " if found.restarted or (watched.restarts and 0 <= (found.age or -1) < NEW_SECONDS) else ""
     lost = f"; {found.lost:.0f} records were dropped" if found.lost else ""
-    return f"● live, over {over}, scraped {span(age)} ago{lost}", "warn" if lost else "good"
+    return f"● live, {new}over {over}, scraped {span(age)} ago{lost}", "warn" if lost else "good"
 
 
 def identity(watched: Watched) -> str:

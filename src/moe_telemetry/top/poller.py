@@ -56,5 +56,6 @@ class Poller:
             if self._ended.is_set():
                 return
             self._take(number, outcome)
-            due = max(due + self._interval, time.monotonic())
+            # Behind a late answer the next interval is a short one, but never so short that its rates mean nothing.
+            due = max(due + self._interval, time.monotonic() + self._interval / 2)
             self._ended.wait(due - time.monotonic())

@@ -78,6 +78,6 @@ class Watched:
     def idle(self, phase: str, now: float) -> float | None:
         """Seconds since the shown figures of a phase, where they are older than the last scrape; None where not."""
         shown = self.shown.get(phase)
-        if shown is None or self.last is None or shown.at == self.last.at:
+        if shown is None or self.last is None or shown.at == self.last.at or not shown.figures.active:
             return None
         return max(0.0, now - shown.at)
