@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from numbers import Integral
+from pathlib import Path
 
 from . import values
 
@@ -27,7 +28,10 @@ class ConfigurationError(ValueError):
 
 @dataclass(frozen=True)
 class Settings:
-    """Validated settings of one telemetry. `explicit_endpoint`: host or port was an argument."""
+    """Validated settings of one telemetry. `explicit_endpoint`: host or port was an argument.
+
+    `snapshot_file`: where stopping writes the totals, an absolute path in a folder that can be written to.
+    """
 
     model: str
     runtime: str
@@ -40,6 +44,7 @@ class Settings:
     otlp: bool
     otlp_by_environment: bool
     decode_seq_max: int
+    snapshot_file: Path | None
     disabled: bool
     warnings: tuple[str, ...] = ()
 
@@ -55,6 +60,7 @@ def resolve(
     layers: str | None = None,
     otlp: bool = False,
     decode_seq_max: int | None = None,
+    snapshot_file: str | os.PathLike[str] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Settings:
     """Merge arguments and environment; ConfigurationError names the argument or variable that is wrong."""
@@ -74,6 +80,7 @@ def resolve(
         decode_seq_max=_number(
             "decode_seq_max", decode_seq_max, env, "MOE_TELEMETRY_DECODE_SEQ_MAX", 8, 1, values.MAX_COUNT
         ),
+        snapshot_file=None if disabled else _file("snapshot_file", snapshot_file, env, "MOE_TELEMETRY_SNAPSHOT_FILE"),
         disabled=disabled,
         warnings=warnings,
     )
@@ -98,6 +105,30 @@ def _text(name: str, given: object, env: Mapping[str, str], variable: str, defau
     if not isinstance(given, str):
         raise ConfigurationError(f"{name} must be a string, not {type(given).__name__}")
     return printable(given)
+
+
+def _file(name: str, given: object, env: Mapping[str, str], variable: str) -> Path | None:
+    """A file that can be written later on, or None; the folder is looked at now, when somebody reads the message."""
+    where, value = (variable, env.get(variable, "").strip()) if given is None else (name, given)
+    if not value:
+        return None
+    try:
+        path = Path(os.fsdecode(os.fspath(value))).absolute()  # type: ignore[arg-type]  # a TypeError is meant
+        why = _unwritable(path)
+    except (TypeError, ValueError, OSError):  # no path; a NUL; a name that is too long
+        why = "that is no path"
+    if why:
+        raise ConfigurationError(f"{where} cannot be {_shown(value)}: {why}")
+    return path
+
+
+def _unwritable(path: Path) -> str:
+    """Why a file cannot be made there, or nothing."""
+    if path.is_dir():
+        return "it is a folder"
+    if not path.parent.is_dir():
+        return "there is no such folder"
+    return "" if os.access(path.parent, os.W_OK | os.X_OK) else "its folder cannot be written to"
 
 
 def _number(name: str, given: object, env: Mapping[str, str], variable: str, default: int, low: int, high: int) -> int:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import secrets
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 from . import series
@@ -42,6 +46,23 @@ def build(store: Store, families: list[Family]) -> dict[str, Any]:
         },
         "experts": {layer.label: layer.load.tokens for layer in store.layers.copy().values() if layer.load is not None},
     }
+
+
+def write(path: Path, snapshot: dict[str, Any]) -> None:
+    """Write a snapshot as JSON: whoever reads the file finds the one before or the whole new one. OSError if it cannot.
+
+    Whole on disk before it has the name, so that a machine that goes down leaves no empty file.
+    """
+    beside = path.with_name(f".{path.name[:64]}.{secrets.token_hex(4)}")
+    try:
+        with beside.open("x", encoding="utf-8") as file:  # "x" follows no link that somebody else has left there
+            json.dump(snapshot, file)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 def run_info(store: Store) -> Family:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from functools import partial
 from numbers import Real
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -62,6 +63,7 @@ class Telemetry:
         self._endings: list[Callable[[], object]] = []
         self._end_feed: Callable[[], None] | None = None
         self._unwound = 0.0
+        self._snapshot_file: Path | None = None
         # Taken once and never given back: stop() never waits for it, not in a signal handler nor a forked child.
         self._stop_once = threading.Lock()
         self._pid = os.getpid()
@@ -77,7 +79,8 @@ class Telemetry:
     def stop(self, linger: float = 0.0) -> None:
         """Turn the hooks off, then the endpoint and the readers; a second call does nothing.
 
-        With `linger` the endpoint keeps serving the final totals until one more scrape, at most `linger` seconds.
+        With `linger` the endpoint keeps serving the final totals until one more scrape, at most `linger` seconds; the
+        snapshot file, where one was asked for, is written before.
         An application's push readers export once more before they lose our points. What does not come to an end
         within EXPORT_SECONDS, like an application's callback that hangs, is left to a thread and logged.
 
@@ -93,10 +96,15 @@ class Telemetry:
         try:
             self._silence()
             _logged(self._store.end)
+            _logged(self._write_snapshot)
             if self._endpoint is not None and linger > 0 and not self._endpoint.in_own_thread():
                 self._endpoint.wait_for_scrape(float(linger))
         finally:
             self._unwind()
+
+    def _write_snapshot(self) -> None:
+        if self._snapshot_file is not None:
+            snapshot.write(self._snapshot_file, self.snapshot())
 
     def _record(self) -> None:
         with _switching:
@@ -178,6 +186,7 @@ def start(
     meter_provider: MeterProvider | None = None,
     *,
     decode_seq_max: int | None = None,
+    snapshot_file: str | os.PathLike[str] | None = None,
     recorder: Recorder = hooks.recorder,
     tls_cert: str | None = None,
     tls_key: str | None = None,
@@ -204,6 +213,8 @@ def start(
             given.
         decode_seq_max: a forward of at most so many tokens is decode where the phase is not named, 8 by default
             (MOE_TELEMETRY_DECODE_SEQ_MAX).
+        snapshot_file: where stopping writes the totals, at the interpreter's end, too: what came behind the last
+            scrape is then not lost (MOE_TELEMETRY_SNAPSHOT_FILE).
         recorder: the recorder to turn on. One recorder feeds one telemetry: a second start() takes it over until
             it is stopped.
         tls_cert, tls_key, tls_client_ca: PEM files to serve over TLS and to demand client certificates.
@@ -227,6 +238,7 @@ def start(
         layers=layers,
         otlp=otlp,
         decode_seq_max=decode_seq_max,
+        snapshot_file=snapshot_file,
     )
     for warning in settings.warnings:
         logger.warning(warning)
@@ -235,6 +247,7 @@ def start(
         return Telemetry(store, None, recorder)
     tls = server_context(tls_cert, tls_key, tls_client_ca)
     telemetry = Telemetry(store, Source(store, settings.layers, process=meter_provider is None), recorder)
+    telemetry._snapshot_file = settings.snapshot_file
     try:
         _expose(telemetry, settings, registry, meter_provider, tls)
         telemetry._record()
