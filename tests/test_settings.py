@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,6 +42,7 @@ def test_defaults() -> None:
         otlp=False,
         otlp_by_environment=False,
         decode_seq_max=8,
+        snapshot_file=None,
         disabled=False,
     )
     assert expected == settings()
@@ -50,6 +53,14 @@ def test_defaults() -> None:
     [
         ("MOE_TELEMETRY_MODEL", " qwen ", "model", "qwen", {"model": "a"}, "a"),
         ("MOE_TELEMETRY_RUNTIME", "rt", "runtime", "rt", {"runtime": "a"}, "a"),
+        (
+            "MOE_TELEMETRY_SNAPSHOT_FILE",
+            "/a.json",
+            "snapshot_file",
+            Path("/a.json"),
+            {"snapshot_file": "/b"},
+            Path("/b"),
+        ),
         ("MOE_TELEMETRY_RUN", "night", "run", "night", {"run": "a"}, "a"),
         ("MOE_TELEMETRY_LAYERS", "off", "layers", False, {"layers": "all"}, True),
         ("MOE_TELEMETRY_DECODE_SEQ_MAX", "16", "decode_seq_max", 16, {"decode_seq_max": 4}, 4),
@@ -215,3 +226,44 @@ def test_objects_of_the_wrong_kind_are_refused(options: dict[str, Any], text: st
         mt.start(port=0, **options)
     assert text == str(raised.value)
     assert mt.Recorder is type(mt.recorder)
+
+
+def test_snapshot_file_is_an_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From argument and variable alike, wherever the process changes its folder to; empty is none."""
+    monkeypatch.chdir(tmp_path)
+    for found in (
+        settings(snapshot_file="totals.json"),
+        settings(snapshot_file=Path("totals.json")),
+        settings({"MOE_TELEMETRY_SNAPSHOT_FILE": " totals.json "}),
+        settings({"MOE_TELEMETRY_SNAPSHOT_FILE": "other.json"}, snapshot_file=tmp_path / "totals.json"),
+    ):
+        assert tmp_path / "totals.json" == found.snapshot_file
+    for none in ({}, {"MOE_TELEMETRY_SNAPSHOT_FILE": ""}, {"MOE_TELEMETRY_SNAPSHOT_FILE": " "}):
+        assert settings(none).snapshot_file is None
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ("/no/such/folder/totals.json", "there is no such folder"),
+        ("/", "it is a folder"),
+        ("/proc/nothing/here", "there is no such folder"),
+        ("a\0b", "that is no path"),
+        (3.5, "that is no path"),
+        (["a"], "that is no path"),
+        ("x" * 10_000, "that is no path"),
+    ],
+)
+def test_a_bad_snapshot_file_is_one_line(value: Any, why: str) -> None:
+    """What cannot be written at the end is told at the start, by argument or variable."""
+    assert message(snapshot_file=value).startswith("snapshot_file cannot be ")
+    assert message(snapshot_file=value).endswith(f": {why}")
+    if isinstance(value, str):
+        assert message({"MOE_TELEMETRY_SNAPSHOT_FILE": value}).startswith("MOE_TELEMETRY_SNAPSHOT_FILE cannot be ")
+
+
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path: Path) -> None:
+    """So is one that only others may write to."""
+    tmp_path.chmod(0o500)
+    assert message(snapshot_file=tmp_path / "x").endswith(": its folder cannot be written to")

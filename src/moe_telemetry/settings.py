@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from numbers import Integral
 from pathlib import Path
+from typing import Any
 
 from . import values
 
@@ -109,13 +110,14 @@ def _text(name: str, given: object, env: Mapping[str, str], variable: str, defau
 
 def _file(name: str, given: object, env: Mapping[str, str], variable: str) -> Path | None:
     """A file that can be written later on, or None; the folder is looked at now, when somebody reads the message."""
-    where, value = (variable, env.get(variable, "").strip()) if given is None else (name, given)
-    if not value:
+    where: str = variable if given is None else name
+    value: Any = env.get(variable, "").strip() if given is None else given
+    if isinstance(value, str) and not value:
         return None
     try:
-        path = Path(os.fsdecode(os.fspath(value))).absolute()  # type: ignore[arg-type]  # a TypeError is meant
-        why = _unwritable(path)
-    except (TypeError, ValueError, OSError):  # no path; a NUL; a name that is too long
+        path = Path(os.fsdecode(value)).absolute()
+        why = "that is no path" if "\0" in str(path) else _unwritable(path)
+    except (TypeError, ValueError, OSError):  # of another type; a name that is too long
         why = "that is no path"
     if why:
         raise ConfigurationError(f"{where} cannot be {_shown(value)}: {why}")
