@@ -166,7 +166,7 @@ def _differences(figures: tuple[Figure, ...], first: Run, second: Run) -> list[D
     """The first figure leads where it differs: it is what all others are about."""
     found = []
     for figure in figures:
-        values = [None if value is None else float(value) * figure.scale for value in map(figure.of, (first, second))]
+        values = [None if value is None else _sane(value) * figure.scale for value in map(figure.of, (first, second))]
         if values != [None, None]:
             found.append(_difference(figure, *values))
     return sorted(found, key=lambda each: (each.figure is not figures[0] or each.alike, -each.weight))
@@ -187,7 +187,7 @@ def _difference(figure: Figure, first: float | None, second: float | None) -> Di
 
 def _setup(found: dict[str, Any], totals: Totals) -> list[tuple[str, str]]:
     run = found["run"]
-    pools = totals.gauge(c.POOL_CAPACITY)
+    pools = _pools(totals)
     slots = f"{min(pools):.0f} to {max(pools):.0f}" if len(set(pools)) > 1 else f"{pools[0]:.0f}" if pools else "-"
     lengths = [union["seq"] for union in found["phases"]["decode"]["unions"]]
     return [
@@ -206,7 +206,7 @@ def _notes(reports: list[dict[str, Any]], totals: list[Totals]) -> list[str]:
     if runs[0] == runs[1]:
         notes.append("A and B are the same run at two times: what they have in common evens the figures out")
     for name, found, of in zip("AB", reports, totals, strict=True):
-        floor, pools = found["pool_floor"], of.gauge(c.POOL_CAPACITY)
+        floor, pools = found["pool_floor"], _pools(of)
         if floor and pools and floor["slots"] > min(pools):
             notes.append(
                 f"{name}: the largest decode union is {floor['slots']} experts (seq {floor['seq']}), "
@@ -216,6 +216,17 @@ def _notes(reports: list[dict[str, Any]], totals: list[Totals]) -> list[str]:
         if tokens < FEW_TOKENS:
             notes.append(f"{name}: {tokens:.0f} decode tokens are few, chance decides much of these figures")
     return notes
+
+
+def _pools(totals: Totals) -> list[float]:
+    return [_sane(slots) for slots in totals.gauge(c.POOL_CAPACITY)]
+
+
+def _sane(value: float) -> float:
+    """What a run can have measured."""
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError("no figure")
+    return float(value)
 
 
 def _mean(totals: Totals, metric: Metric) -> float | None:
@@ -283,9 +294,9 @@ def lines(found: Comparison, first: str, second: str) -> list[str]:
     for part, words in PARTS.items():
         differences = found.parts[part]
         if told := differing(differences):
-            text += ["", f"{words:<38}{'A':>10}{'B':>10}   B against A"]
+            text += ["", f"{words:<38}{'A':>9}{'B':>9}   B against A"]
             text += [
-                f"  {named(each.figure):<36}{amount(each.figure, each.first):>10}{amount(each.figure, each.second):>10}"
+                f"  {named(each.figure):<36}{amount(each.figure, each.first):>9}{amount(each.figure, each.second):>9}"
                 f"   {change(each)}{f', {verdict(each)}' if verdict(each) else ''}"
                 for each in told
             ]
