@@ -67,6 +67,8 @@ def get(url: str, accept: str, seconds: float = TIMEOUT_SECONDS, most: int = MAX
                     raise ClientError(f"answers with more than {most >> 20} MiB")
                 if time.monotonic() > until:
                     raise ClientError(f"did not finish its answer in {seconds:g} s")
+            if reply.length:  # what read1 leaves unsaid
+                raise ClientError("ended before its answer did")
     except ClientError:
         raise
     except (OSError, HTTPException, ValueError) as error:
@@ -88,6 +90,7 @@ def _reason(error: Exception, seconds: float) -> str:
     if isinstance(cause, TimeoutError):
         return f"no answer in {seconds:g} s"
     if isinstance(error, urllib.error.HTTPError):
-        return f"answers {error.code} {error.reason}"
-    words = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
-    return " ".join(str(words).split())[:200].lower()
+        words = f"answers {error.code} {error.reason}"
+    else:
+        words = str(getattr(cause, "strerror", None) or str(cause) or type(cause).__name__).lower()
+    return "".join(char if char.isprintable() else "?" for char in " ".join(words.split()))[:200]
