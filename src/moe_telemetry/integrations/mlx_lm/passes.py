@@ -7,6 +7,7 @@ is a pass whose phase follows from its length, without a duration.
 
 from __future__ import annotations
 
+import inspect
 import threading
 import weakref
 from collections.abc import Callable
@@ -167,30 +168,32 @@ class State:
 
     def watch_switch(self, original: Function) -> Function:
         """`__call__` of SwitchGLU or SwitchMLP that hands the routing on."""
-        state, thread, indices = self, self.thread, argument(original, "indices", 1)
+        if [*inspect.signature(original).parameters][1:] != ["x", "indices"]:
+            return self.watch_subclass(original)
+        state, thread = self, self.thread
 
         @wraps(original)
-        def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-            calls = thread.calls
-            if calls is not None and len(args) == 2:  # (x, indices): what every layer of every pass costs
-                if not thread.routed:
-                    calls.append((self, args[1]))
-            elif type(state.recorder) is not Recorder:
-                state.guarded("routed_array", state._routed, self, indices, args, kwargs)
-            return original(self, *args, **kwargs)
+        def __call__(self: Any, x: Any, indices: Any) -> Any:  # *args would cost half as much again
+            if type(state.recorder) is not Recorder:
+                calls = thread.calls
+                if calls is None:
+                    state.guarded("routed_array", state._routed, self, indices)
+                elif not thread.routed:
+                    calls.append((self, indices))
+            return original(self, x, indices)
 
         return __call__
 
     def watch_subclass(self, original: Function) -> Function:
-        """The same for a class with a `__call__` of its own. It may call its base's, or that of a module that it
-        stands for: one call is seen once."""
+        """The same for a class with a `__call__` of its own, of other parameters perhaps. It may call its base's, or
+        that of a module that it stands for: one call is seen once."""
         state, thread, indices = self, self.thread, argument(original, "indices", 1)
 
         @wraps(original)
         def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
             if type(state.recorder) is Recorder:
                 return original(self, *args, **kwargs)
-            state.guarded("routed_array", state._routed, self, indices, args, kwargs)
+            state.guarded("routed_array", lambda: state._routed(self, indices(args, kwargs)))
             outer, thread.routed = thread.routed, True
             try:
                 return original(self, *args, **kwargs)
@@ -206,16 +209,16 @@ class State:
         found = ((self.binding.place(switch) or self.binding.find(switch, model), given) for switch, given in calls)
         routed_pass(self.recorder, [(place.layer, given, place.experts) for place, given in found if place.experts])
 
-    def _routed(self, switch: Any, indices: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _routed(self, switch: Any, indices: Any) -> None:
         thread = self.thread
         if thread.muted or thread.routed:
             return
         if thread.calls is not None:
-            thread.calls.append((switch, indices(args, kwargs)))
+            thread.calls.append((switch, indices))
             return
         place = self.binding.place(switch) or self.binding.find(switch, thread.model)
         if place.experts:
-            self.recorder.routed_array(place.layer, indices(args, kwargs), place.experts)
+            self.recorder.routed_array(place.layer, indices, place.experts)
 
 
 def _shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
