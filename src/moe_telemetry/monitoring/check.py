@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import argparse
 import re
-import urllib.error
-import urllib.request
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from moe_telemetry import catalog as c
 from moe_telemetry.catalog import CATALOG, Kind, Metric
+from moe_telemetry.client import ClientError, base_url, get
 from moe_telemetry.settings import ConfigurationError
 
 from .alerts import alerts
@@ -226,22 +224,16 @@ def run(options: argparse.Namespace) -> int:
 
 def fetch(url: str) -> Scrape:
     """Scrape an endpoint, given with or without its path; ConfigurationError in one line when that fails."""
-    base = url if "://" in url else f"http://{url}"
-    address = base if base.rstrip("/").endswith("/metrics") else f"{base.rstrip('/')}/metrics"
     try:
-        request = urllib.request.Request(address, headers={"Accept": "text/plain"})
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({})) if _is_loopback(address) else None
-        ask = urllib.request.urlopen if opener is None else opener.open
-        with ask(request, timeout=TIMEOUT_SECONDS) as reply:
-            return Scrape.of(reply.read().decode())
-    except (OSError, urllib.error.URLError, ValueError) as error:
-        reason = getattr(error, "reason", None) or error
-        raise ConfigurationError(f"cannot scrape {address}: {reason}") from None
-
-
-def _is_loopback(address: str) -> bool:
-    """Loopback is never asked of a proxy."""
-    return (urlsplit(address).hostname or "") in ("127.0.0.1", "localhost", "::1")
+        address = f"{base_url(url)}/metrics"
+    except ClientError as error:
+        raise ConfigurationError(str(error)) from None
+    try:
+        return Scrape.of(get(address, "text/plain", TIMEOUT_SECONDS).decode())
+    except ClientError as error:
+        raise ConfigurationError(f"cannot scrape {address}: {error}; is a run with telemetry at work there?") from None
+    except ValueError:
+        raise ConfigurationError(f"cannot scrape {address}: its answer is not in Prometheus' text format") from None
 
 
 def _dashboards(config: Config) -> dict[str, dict[str, Any]]:
