@@ -6,8 +6,8 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
 
 from opentelemetry.sdk.metrics.export import (
     AggregationTemporality,
@@ -64,13 +64,22 @@ class Source:
     def families(self) -> list[Family]:
         """Every series now, the host's and the collection's own included, the run info not."""
         begin = time.perf_counter()
-        # A forked child may take a snapshot, but psutil's lock may be held there for ever.
-        extra = chain(host.mlx(), host.process(self._pid) if self._process and self.alive else ())
-        families = [*series.read(self.store, self._layers), *extra]
+        families = [*series.read(self.store, self._layers), *self._host()]
         size = sum(_series_of(family) for family in families) + 3  # these two gauges and the run info
         families.append(Family(c.SERIES, {(): size}))
         families.append(Family(c.COLLECT_DURATION, {(): time.perf_counter() - begin}))
         return families
+
+    def _host(self) -> list[Family]:
+        """Figures of the host: one that cannot be read, while the interpreter ends say, leaves the others."""
+        found: list[Family] = []
+        with suppress(Exception):
+            found += host.mlx()
+        # A forked child may take a snapshot, but psutil's lock may be held there for ever.
+        if self._process and self.alive:
+            with suppress(Exception):
+                found += host.process(self._pid)
+        return found
 
     def attributes(self, family: Family, values: LabelValues) -> dict[str, str]:
         """A point's attributes: one dict a series for the life of the telemetry, since readers only read it."""
