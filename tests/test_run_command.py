@@ -20,7 +20,7 @@ import pytest
 from conftest import total
 
 from moe_telemetry import cli
-from moe_telemetry import run_command as command
+from moe_telemetry.programs import model_of
 
 COMMAND = [sys.executable, "-c", "import sys; from moe_telemetry.cli import main; sys.exit(main())", "run"]
 QUIET = [*COMMAND, "--quiet", "--port", "0", "--"]
@@ -275,6 +275,7 @@ def test_the_program_runs_where_telemetry_cannot_start(tmp_path):
         port = taken.getsockname()[1]
         for why, options, environment in (
             (f"cannot serve metrics on 127.0.0.1 port {port}: ", ["--port", str(port)], {}),
+            ("snapshot_file cannot be 'no folder/run.json'", ["--snapshot", "no folder/run.json"], {}),
             ("MOE_TELEMETRY_LAYERS must be ", [], {"MOE_TELEMETRY_LAYERS": "some"}),
             ("ZeroDivisionError: division by zero", [], {"PYTHONPATH": str(tmp_path / "broken")}),
         ):
@@ -314,7 +315,6 @@ def test_a_forked_child_tells_nothing_of_its_own(tmp_path):
         ([], "run needs a program"),
         (["--"], "run needs a program"),
         (["--linger", "-1", "--", "script.py"], "--linger must be 0 seconds or more, not -1"),
-        (["--snapshot", "no folder/run.json", "--", "python", "-c", "1"], "cannot write the snapshot to no folder"),
         (["no-such-command"], "there is no command no-such-command"),
         (["/bin/ls"], "/bin/ls is no Python program"),
         (["sleep", "1"], "is no Python program"),
@@ -359,4 +359,4 @@ def test_a_script_of_another_environment_is_not_run_in_this_one(capsys, tmp_path
 )
 def test_the_model_is_read_from_the_programs_arguments(arguments, expected):
     """The last part of its --model, in both spellings."""
-    assert expected == command.Program(("program", *arguments)).model
+    assert expected == model_of(arguments)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import atexit
-import json
 import logging
 import math
 import os
@@ -19,8 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from . import summary
 from .imported import when_imported
@@ -49,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--otlp", action="store_true", help="push over OTLP, too")
     for name, words in (("cert", "serve over TLS"), ("key", "its key"), ("client-ca", "demand clients' certificates")):
         add(f"--tls-{name}", metavar="PEM", help=words)
-    add("--snapshot", type=Path, metavar="FILE", help="write the exact totals as JSON at the end")
+    add("--snapshot", metavar="FILE", help="write the exact totals as JSON at the end")
     add("--linger", type=float, default=0.0, metavar="S", help="at the end, serve until one more scrape, at most S s")
     add("--quiet", action="store_true", help="no address at the start, no summary at the end")
     add("program", nargs=argparse.REMAINDER, metavar="PROGRAM", help=argparse.SUPPRESS)
@@ -61,34 +59,25 @@ def run(options: argparse.Namespace) -> Callable[[], int]:
     Raises:
         ProgramError: it cannot be run here, or an option of the command makes no sense. Nothing has started then.
     """
-    words = options.program[1:] if options.program[:1] == ["--"] else options.program
-    program = resolve(words)
     if not 0 <= options.linger < math.inf:
         raise ProgramError(f"--linger must be 0 seconds or more, not {options.linger:g}")
+    words = options.program[1:] if options.program[:1] == ["--"] else options.program
+    program = resolve(words)
     if program.interpreter:
         restart(program, words)
-    file = _opened(options.snapshot) if options.snapshot else None
     try:
         with _signals_for_main_thread():
             telemetry = _start(options, program)
     except Exception as error:
         _say(f"the program runs without telemetry: {_line(error)}")
     else:
-        _watch(telemetry, options, file)
+        _watch(telemetry, options)
     return partial(_run, program)
 
 
 def _run(program: Program) -> int:
     launch(program)
     return 0
-
-
-def _opened(path: Path) -> IO[str]:
-    """The file, opened before the run: an hour of it must not end in a path that cannot be written."""
-    try:
-        return path.open("w", encoding="utf-8")
-    except OSError as error:
-        raise ProgramError(f"cannot write the snapshot to {path}: {error.strerror}") from error
 
 
 # -- start ------------------------------------------------------------------------------------------------------
@@ -108,6 +97,7 @@ def _start(options: argparse.Namespace, program: Program) -> Telemetry:
         layers=options.layers,
         otlp=options.otlp,
         decode_seq_max=options.decode_seq_max,
+        snapshot_file=options.snapshot,
         tls_cert=options.tls_cert,
         tls_key=options.tls_key,
         tls_client_ca=options.tls_client_ca,
@@ -124,9 +114,9 @@ def _signals_for_main_thread() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _watch(telemetry: Telemetry, options: argparse.Namespace, file: IO[str] | None) -> None:
+def _watch(telemetry: Telemetry, options: argparse.Namespace) -> None:
     # At exit, behind the program's last thread and its own exit handlers, which are registered later.
-    atexit.register(_end, telemetry, options, file, os.getpid(), time.monotonic())
+    atexit.register(_end, telemetry, options, os.getpid(), time.monotonic())
     if telemetry.url is None:
         if not options.quiet:
             _say("telemetry is off: OTEL_SDK_DISABLED is set")
@@ -149,17 +139,14 @@ def _instrument() -> None:
 # -- end --------------------------------------------------------------------------------------------------------
 
 
-def _end(telemetry: Telemetry, options: argparse.Namespace, file: IO[str] | None, process: int, began: float) -> None:
+def _end(telemetry: Telemetry, options: argparse.Namespace, process: int, began: float) -> None:
     """Tell what was recorded, and stop. A forked child that ends as the program does is not the one to tell."""
     if os.getpid() != process:
         return
     seconds = time.monotonic() - began
     try:
-        telemetry._silence()  # counts what is outstanding, which is otherwise done behind the lingering
+        telemetry._finish()  # and not only behind the lingering
         snapshot = telemetry.snapshot()
-        if file is not None:
-            with file:
-                json.dump(snapshot, file, indent=1)
         if telemetry.url is not None and not options.quiet:
             told = summary.lines(snapshot) or ["nothing was recorded"]
             _say("\n".join([f"whole run of {snapshot['run']['model']}, {seconds:.1f} s", *told]))

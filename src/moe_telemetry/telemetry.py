@@ -94,13 +94,17 @@ class Telemetry:
         if self._source is None or os.getpid() != self._pid or not self._stop_once.acquire(blocking=False):
             return
         try:
-            self._silence()
-            _logged(self._store.end)
+            self._finish()
             _logged(self._write_snapshot)
             if self._endpoint is not None and linger > 0 and not self._endpoint.in_own_thread():
                 self._endpoint.wait_for_scrape(float(linger))
         finally:
             self._unwind()
+
+    def _finish(self) -> None:
+        """Record nothing more, and count what is held back: the totals are final."""
+        self._silence()
+        _logged(self._store.end)
 
     def _write_snapshot(self) -> None:
         if self._snapshot_file is not None:
