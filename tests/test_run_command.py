@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import total
+from conftest import free_port, total
 
 from moe_telemetry import cli
 from moe_telemetry.programs import model_of
@@ -298,6 +298,19 @@ def test_the_program_runs_where_mlx_lm_cannot_be_instrumented(tmp_path):
     assert (0, "8 SourceFileLoader\n") == (found.status, found.out)
     assert found.err.startswith("moe-telemetry: mlx_lm runs without being recorded: ")
     assert 1 == len(found.err.splitlines())
+
+
+def test_a_program_with_telemetry_of_its_own_has_its_port(tmp_path):
+    """Its start succeeds on the port it would have had alone, and ours says that it has ended."""
+    port = str(free_port())
+    (tmp_path / "script.py").write_text(
+        "import os, sys, moe_telemetry as mt\n"
+        "tel = mt.start(model='own'); mt.recorder.tokens(2, 'decode')\n"
+        "print(tel.port == int(sys.argv[1]), tel.snapshot()['metrics']['moe.tokens']['series'][1]['value'])\n"
+    )
+    found = _ended([*COMMAND, "--", "python", "script.py", port], tmp_path, OTEL_EXPORTER_PROMETHEUS_PORT=port)
+    assert (0, "True 2\n") == (found.status, found.out), found.err
+    assert "moe-telemetry: stopped: the program has telemetry of its own" == found.err.splitlines()[-1]
 
 
 def test_a_forked_child_tells_nothing_of_its_own(tmp_path):

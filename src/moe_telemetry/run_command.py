@@ -121,9 +121,16 @@ def _watch(telemetry: Telemetry, options: argparse.Namespace) -> None:
         if not options.quiet:
             _say("telemetry is off: OTEL_SDK_DISABLED is set")
         return
+    telemetry._make_way = partial(_make_way, telemetry)
     when_imported(WATCHED, _instrument)
     if not options.quiet:
         _say(f"metrics at {telemetry.url}/metrics")
+
+
+def _make_way(telemetry: Telemetry) -> None:
+    """The program starts telemetry itself, which would fail for the port that ours has taken."""
+    telemetry.stop()
+    _say("stopped: the program has telemetry of its own")
 
 
 def _instrument() -> None:
@@ -140,8 +147,8 @@ def _instrument() -> None:
 
 
 def _end(telemetry: Telemetry, options: argparse.Namespace, process: int, began: float) -> None:
-    """Tell what was recorded, and stop. A forked child that ends as the program does is not the one to tell."""
-    if os.getpid() != process:
+    """Tell what was recorded, and stop; but not in a forked child, nor where ours has made way."""
+    if os.getpid() != process or telemetry._stop_once.locked():
         return
     seconds = time.monotonic() - began
     try:

@@ -64,6 +64,8 @@ class Telemetry:
         self._end_feed: Callable[[], None] | None = None
         self._unwound = 0.0
         self._snapshot_file: Path | None = None
+        self._make_way: Callable[[], object] | None = None
+        """What a later start in this process calls first: it may want the same port."""
         # Taken once and never given back: stop() never waits for it, not in a signal handler nor a forked child.
         self._stop_once = threading.Lock()
         self._pid = os.getpid()
@@ -250,6 +252,9 @@ def start(
     if settings.disabled:
         return Telemetry(store, None, recorder)
     tls = server_context(tls_cert, tls_key, tls_client_ca)
+    for each in _live.copy():
+        if each._make_way is not None:
+            each._make_way()
     telemetry = Telemetry(store, Source(store, settings.layers, process=meter_provider is None), recorder)
     telemetry._snapshot_file = settings.snapshot_file
     try:
