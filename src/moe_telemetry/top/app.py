@@ -19,7 +19,7 @@ from .help import HELP
 from .poller import Outcome, Poller
 from .scrape import Scrape
 from .watched import Watched
-from .widgets import EndpointsPage, LayersPage, PhasePane, content
+from .widgets import EndpointsPage, LayersPage, Lines, PhasePane
 from .words import Line, span
 
 LEAST_WIDTH, LEAST_HEIGHT = 80, 24
@@ -85,13 +85,13 @@ class TopApp(App[None]):
         self._frozen: list[Watched] = []
         self._clock = clock
         self._poller = None if poll is None else poll(self._scraped)
-        self._title = Static(id="title")
-        self._status = Static(id="status")
+        self._title = Lines(id="title")
+        self._status = Lines(id="status")
         self._phases = [PhasePane(phase) for phase in ("decode", "prefill")]
         self._layers = LayersPage()
         self._endpoints = EndpointsPage()
         self._pages = ContentSwitcher(initial="overview", id="pages")
-        self._memory = Static(id="memory")
+        self._memory = Lines(id="memory")
         self._small = Static(id="small")
 
     def compose(self) -> ComposeResult:
@@ -110,7 +110,7 @@ class TopApp(App[None]):
         """Begin to poll."""
         if self._poller is not None:
             self._poller.start()
-            self.set_interval(AGES_SECONDS, self.show)
+            self.set_interval(AGES_SECONDS, self.show_status)
         self.call_after_refresh(self.show)
 
     def on_unmount(self) -> None:
@@ -163,9 +163,9 @@ class TopApp(App[None]):
         """Draw the page that is seen."""
         now, watched = self.now, self.seen[self.selected]
         count = f"  [{self.selected + 1} of {len(self.seen)}, e: next]" if len(self.seen) > 1 else ""
-        self._title.update(content([[(panes.identity(watched), "strong"), (count, "dim")]]))
-        self._status.update(content([[*self._paused(), panes.status(watched, now)]]))
-        self._memory.update(content([panes.memory(watched.frame)] if watched.frame is not None else [[]]))
+        self._title.show_lines([(panes.identity(watched), "strong"), (count, "dim")])
+        self.show_status()
+        self._memory.show_lines(panes.memory(watched.frame) if watched.frame is not None else [])
         page = self._pages.current
         if page == "overview":
             for pane in self._phases:
@@ -174,6 +174,10 @@ class TopApp(App[None]):
             self._layers.show(watched, now)
         else:
             self._endpoints.show_all(self.seen, self.selected, now)
+
+    def show_status(self) -> None:
+        """Draw the state of the endpoint, with its ages."""
+        self._status.show_lines([*self._paused(), panes.status(self.seen[self.selected], self.now)])
 
     def _paused(self) -> Line:
         if self.paused_at is None:

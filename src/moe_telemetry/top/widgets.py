@@ -48,6 +48,14 @@ def content(lines: Iterable[Line]) -> Content:
     return Content.assemble(*parts[:-1])
 
 
+class Lines(Static):
+    """Lines of styled words in a place whose size does not depend on them."""
+
+    def show_lines(self, *lines: Line, layout: bool = False) -> None:
+        """Draw these; a layout of the whole screen is most of what a refresh costs, so it is asked for where needed."""
+        self.update(content(lines), layout=layout)
+
+
 class Trend(Widget):
     """A sparkline of the last ten minutes in which a time without a figure is a gap.
 
@@ -75,10 +83,10 @@ class PhasePane(Vertical):
     def __init__(self, phase: str) -> None:
         super().__init__(classes="pane", id=phase)
         self.phase = phase
-        self._head = Static(classes="line")
-        self._figures = [Static(classes="figure") for _ in TRACKED]
+        self._head = Lines(classes="line")
+        self._figures = [Lines(classes="figure") for _ in TRACKED]
         self._trends = [Trend(1.0 if field in SHARES else None) for field in TRACKED]
-        self._detail = Static()
+        self._detail = Lines(classes="rest")
 
     def compose(self) -> ComposeResult:
         """The head, a line a tracked figure with its trend, and the rest."""
@@ -92,19 +100,18 @@ class PhasePane(Vertical):
         shown = watched.shown.get(self.phase)
         self.set_class(not watched.live or watched.idle(self.phase, now) is not None, "old")
         if shown is None or watched.frame is None:
-            self._head.update(content([[(self.phase.upper(), "strong"), ("  - no figures yet", "dim")]]))
+            self._head.show_lines([(self.phase.upper(), "strong"), ("  - no figures yet", "dim")])
             return
         of = shown.figures
-        self._head.update(
-            content([[(f"{self.phase.upper():<9}", "strong"), panes.activity(of, watched.idle(self.phase, now))]])
-        )
-        for static, line in zip(self._figures, panes.tracked(of), strict=True):
-            static.update(content([line]))
+        activity = panes.activity(of, watched.idle(self.phase, now))
+        self._head.show_lines([(f"{self.phase.upper():<9}", "strong"), activity])
+        for shown_figure, line in zip(self._figures, panes.tracked(of), strict=True):
+            shown_figure.show_lines(line)
         for trend, field in zip(self._trends, TRACKED, strict=True):
             trend.show(partial(watched.history.columns, self.phase, field, now))
         spare = max(0, self.size.height - 1 - len(TRACKED) - panes.DETAIL_LINES)
         width = max(panes.PANE_WIDTH, self.size.width)
-        self._detail.update(content(panes.detail(of, watched.frame.pool, width, panes.UNION_ROWS + spare)))
+        self._detail.show_lines(*panes.detail(of, watched.frame.pool, width, panes.UNION_ROWS + spare))
 
 
 class LayersPage(Vertical):
@@ -115,9 +122,10 @@ class LayersPage(Vertical):
         self.phase = "decode"
         self.order = ORDERS[0]
         self.reverse = False
-        self._title = Static(classes="line")
-        self._head = Static(classes="line")
-        self._rows = Static()
+        self._title = Lines(classes="line")
+        self._head = Lines(classes="line")
+        self._rows = Lines()
+        self._count = 0
 
     def compose(self) -> ComposeResult:
         """Title and head stay, rows scroll."""
@@ -138,15 +146,16 @@ class LayersPage(Vertical):
         title: Line = [(f"{self.phase.upper()}, {len(rows)} layers, by {self._sorting()}", "strong")]
         if shown is not None:
             title += [("  ", ""), panes.activity(shown.figures, idle)]
-        self._title.update(content([title]))
-        self._head.update(content([tables.layer_head(self.order, self.reverse)]))
+        self._title.show_lines(title)
+        self._head.show_lines(tables.layer_head(self.order, self.reverse))
         if rows:
             lines = [tables.layer_line(row) for row in ordered(rows, self.order, self.reverse)]
         elif watched.frame is not None and watched.frame.layers_off:
             lines = [[('- the endpoint\'s series have no layers: start(layers="off"), or none was called yet', "dim")]]
         else:
             lines = [[("- no layers yet", "dim")]]
-        self._rows.update(content(lines))
+        self._rows.show_lines(*lines, layout=len(lines) != self._count)
+        self._count = len(lines)
 
     def _sorting(self) -> str:
         if self.order is ORDERS[0]:
@@ -159,7 +168,8 @@ class EndpointsPage(VerticalScroll):
 
     def __init__(self) -> None:
         super().__init__(id="endpoints")
-        self._lines = Static()
+        self._lines = Lines()
+        self._count = 0
 
     def compose(self) -> ComposeResult:
         """One block of lines."""
@@ -167,4 +177,6 @@ class EndpointsPage(VerticalScroll):
 
     def show_all(self, watched: list[Watched], selected: int, now: float) -> None:
         """Every endpoint."""
-        self._lines.update(content(tables.endpoint_lines(watched, selected, now)))
+        lines = tables.endpoint_lines(watched, selected, now)
+        self._lines.show_lines(*lines, layout=len(lines) != self._count)
+        self._count = len(lines)
