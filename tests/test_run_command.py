@@ -22,9 +22,10 @@ from conftest import free_port, total
 from moe_telemetry import cli
 from moe_telemetry.programs import model_of
 
-COMMAND = [sys.executable, "-c", "import sys; from moe_telemetry.cli import main; sys.exit(main())", "run"]
+BIN = Path(sys.executable).parent
+COMMAND = [str(BIN / "moe-telemetry"), "run"]
 QUIET = [*COMMAND, "--quiet", "--port", "0", "--"]
-PYTHON = os.path.join(os.path.dirname(sys.executable), "python")
+PYTHON = str(BIN / "python")
 TIMEOUT = 120
 
 SHOW = """
@@ -152,7 +153,7 @@ CASES = {
     "os-exit": script("import os; os._exit(9)", 9),
     "spawn": script(SPAWN),
     "no-streams": script(NO_STREAMS, 4),
-    "console-script": Case(["pytest", "--version"], alone=[f"{os.path.dirname(sys.executable)}/pytest", "--version"]),
+    "console-script": Case(["pytest", "--version"], alone=[str(BIN / "pytest"), "--version"]),
     "entry-point": Case(
         ["run-tool", "a"], TOOL, alone=["python", "-c", "import sys, tool; sys.exit(tool.deep.main())", "a"], status=1
     ),
