@@ -9,6 +9,7 @@ import re
 import shutil
 import socket
 import ssl
+import struct
 import subprocess
 import threading
 import time
@@ -385,11 +386,12 @@ def test_a_client_that_does_not_read_is_disconnected(start, monkeypatch: pytest.
     """A client that asks and never reads costs one thread for the time to send, and no scrape of others."""
     monkeypatch.setattr(connections, "IDLE_SECONDS", 0.5)
     monkeypatch.setattr(endpoint, "SEND_SECONDS", 0.5)
-    telemetry = start(num_layers=200)
+    telemetry = start()
+    telemetry._endpoint._server.snapshot = lambda: {"large": "x" * 8_000_000}
     with socket.socket() as deaf:
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
         deaf.connect(("127.0.0.1", telemetry.port))
-        deaf.sendall(b"GET /metrics HTTP/1.1\r\n\r\n" * 200)
+        deaf.sendall(b"GET /snapshot HTTP/1.1\r\n\r\n")
         assert scrape(telemetry)
         deadline = time.monotonic() + 60
         while telemetry._endpoint._server._connections and time.monotonic() < deadline:
@@ -409,7 +411,7 @@ def test_deaf_clients_on_every_connection_make_room(start) -> None:
                 client = socket.socket()
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
                 client.connect(("127.0.0.1", telemetry.port))
-                client.sendall(b"GET /snapshot HTTP/1.1\r\n\r\n" * 50)
+                client.sendall(b"GET /snapshot HTTP/1.1\r\n\r\n")
                 deaf.append(client)
             deadline = time.monotonic() + 4
             sent_to = 0
@@ -429,11 +431,12 @@ def test_deaf_clients_on_every_connection_make_room(start) -> None:
 def test_a_client_that_reads_byte_by_byte_is_disconnected(start, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that takes a little of its answer all the time has no more time for it than one that takes nothing."""
     monkeypatch.setattr(endpoint, "SEND_SECONDS", 0.5)
-    telemetry = start(num_layers=1000)
+    telemetry = start()
+    telemetry._endpoint._server.snapshot = lambda: {"large": "x" * 8_000_000}
     with socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
         slow.connect(("127.0.0.1", telemetry.port))
-        slow.sendall(b"GET /metrics HTTP/1.1\r\n\r\n" * 50)
+        slow.sendall(b"GET /snapshot HTTP/1.1\r\n\r\n")
         deadline = time.monotonic() + 20
         connected = True
         while connected and time.monotonic() < deadline:
@@ -479,11 +482,49 @@ def test_a_header_is_bounded_as_a_whole(start) -> None:
     assert 3_000_000 > psutil.Process().memory_info().rss - before
 
 
-def test_a_connection_has_a_bounded_number_of_answers(start) -> None:
-    """Of two hundred pipelined requests a hundred are answered, the last of them with Connection: close."""
-    answers = raw(start().port, b"GET /-/healthy HTTP/1.1\r\n\r\n" * 200)
-    assert endpoint.MAX_REQUESTS == answers.count(b"HTTP/1.1 200 ")
+def test_a_connection_has_a_bounded_number_of_answers(start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody holds a connection for ever: the last of its answers says that it is closed."""
+    monkeypatch.setattr(endpoint, "MAX_REQUESTS", 5)
+    connection = http.client.HTTPConnection("127.0.0.1", start().port, timeout=10)
+    closes = []
+    for _ in range(5):
+        connection.request("GET", "/-/healthy")
+        reply = connection.getresponse()
+        reply.read()
+        closes.append(reply.getheader("Connection"))
+    assert [None, None, None, None, "close"] == closes
+
+
+@pytest.mark.parametrize("path", [b"/metrics", b"/-/healthy", b"/nope"])
+def test_a_client_that_pipelines_gets_one_answer(path: bytes, start) -> None:
+    """Of two hundred requests sent at once the first is answered, and the connection closed."""
+    answers = raw(start().port, (b"GET " + path + b" HTTP/1.1\r\n\r\n") * 200)
+    assert 1 == answers.count(b"HTTP/1.1 ")
     assert 1 == answers.count(b"Connection: close\r\n")
+
+
+def test_nothing_is_made_for_a_client_that_is_gone(start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that resets its connection behind the request costs no collection."""
+    telemetry = start()
+    made: list[object] = []
+    ask = telemetry._endpoint._server.scrapes.ask
+    monkeypatch.setattr(telemetry._endpoint._server.scrapes, "ask", lambda *args: made.append(args) or ask(*args))
+    parse = endpoint._Handler.parse_request
+
+    def parse_late(self) -> bool:
+        time.sleep(0.2)  # the reset is there by then
+        return parse(self)
+
+    monkeypatch.setattr(endpoint._Handler, "parse_request", parse_late)
+    with socket.create_connection(("127.0.0.1", telemetry.port), 10) as client:
+        client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    deadline = time.monotonic() + 5
+    while telemetry._endpoint._server._connections and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert [] == made
+    assert scrape(telemetry)
+    assert 1 == len(made)
 
 
 @pytest.mark.parametrize("header", [b"Content-Length: 35", b"Transfer-Encoding: chunked"])

@@ -22,7 +22,7 @@ ALONE_SECONDS = 1.0
 """The same of one that is served by the accepting thread, while others wait."""
 REAP_SECONDS = 1.0
 """How often they are looked for; one that is silent throughout ends by itself."""
-MAX_CONNECTIONS = 64
+MAX_CONNECTIONS = 128
 """One more, and the connection that has been silent longest makes room, or the one that is sent to longest."""
 _Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
 """Not epoll, whose descriptor would stay open in a forked child."""

@@ -8,7 +8,6 @@ at once cost, a name lookup less.
 from __future__ import annotations
 
 import gzip
-import json
 import logging
 import math
 import socket
@@ -31,16 +30,17 @@ from .connections import Connection, Server
 from .pages import accepts_gzip, encoder, page
 from .rounds import Rounds
 from .settings import ConfigurationError
+from .snapshot import encoded
 
 logger = logging.getLogger("moe_telemetry")
 
 SEND_SECONDS = 5.0
 """A client has so long to take an answer."""
 MAX_REQUESTS = 100
-"""Answers on one connection, behind which it is closed: a client that pipelines cannot hold it."""
+"""Answers on one connection, behind which it is closed: nobody holds one for ever."""
 MAX_HEADER = 131_072
 """Bytes of a request line and its header: the standard library takes a hundred lines of 64 KiB each."""
-MAX_WAITING = 56
+MAX_WAITING = 112
 """Requests that wait for a reply to be made; a further one is refused at once, and the rest of the connections
 (MAX_CONNECTIONS) are for the paths that cost nothing."""
 TURN_SECONDS = 10.0
@@ -202,7 +202,12 @@ class _Handler(BaseHTTPRequestHandler):
         begin = time.monotonic()
         self._state.answering = True
         self._answered += 1
-        if self._answered >= MAX_REQUESTS or self._state.last or self._has_body():
+        try:
+            impatient = self._header.has_more(self.connection)
+        except OSError:  # gone already: nothing is made for it
+            self.close_connection = True
+            return
+        if impatient or self._answered >= MAX_REQUESTS or self._state.last or self._has_body():
             self.close_connection = True
         try:
             reply = self._route()
@@ -234,7 +239,7 @@ class _Handler(BaseHTTPRequestHandler):
             encode, content_type = encoder(self.headers.get("Accept", ""))
             return self._shared(path, server.scrapes, content_type, lambda: encode(server.registry))
         if path == "/snapshot":
-            return self._shared(path, server.snapshots, JSON, lambda: json.dumps(server.snapshot()).encode())
+            return self._shared(path, server.snapshots, JSON, lambda: encoded(server.snapshot()))
         if path == "/":
             return self._shared(path, server.snapshots, HTML, lambda: page(server.snapshot()).encode())
         return _NOT_HERE
@@ -295,6 +300,19 @@ class _Header:
         if self.left < 0:
             raise LineTooLong("header")
         return line
+
+    def has_more(self, connection: socket.socket) -> bool:
+        """Whether the client sends on without waiting for its answer; OSError when it is gone.
+
+        It gets one answer and the end of the connection: a client that pipelines would have a hundred in work.
+        """
+        connection.settimeout(0.0)
+        try:
+            return bool(self._stream.peek(1))
+        except ssl.SSLWantReadError:
+            return False
+        finally:
+            connection.settimeout(connections.IDLE_SECONDS)
 
     def close(self) -> None:
         self._stream.close()
