@@ -1,8 +1,9 @@
 """Decode and prefill speed of mlx_lm with routing recorded, against not and against a read of the ids per layer.
 
 A qwen3_moe with random weights (Qwen3-30B-A3B's shape by default) runs in every way in each round, in an order drawn
-anew, in one process; what counts is the ratio to `off`. Every way must give the same token ids. Exit status 1 where
-they differ, where recording missed layer calls, or, on a GPU, where it keeps less than 0.98 of the decode speed.
+anew, in one process; what counts is the ratio to `off`. Decode goes on while the ways take turns of 24 tokens
+(routing_turns.py); a prefill is a run of its own. Every way must give the same token ids. Exit status 1 where they
+differ, where recording missed layer calls, or, on a GPU, where it keeps less than 0.98 of the decode speed.
 
     off        mlx_lm as it is
     off again  the same once more: what the machine's own noise makes of a ratio
@@ -10,7 +11,7 @@ they differ, where recording missed layer calls, or, on a GPU, where it keeps le
     idle       instrumented, telemetry off
     tolist     the routed ids read on every layer, `indices.tolist()`
 
-    python benchmarks/routing_gpu.py [--repeats 7] [--tokens 128] [--quantize] [--json FILE]
+    python benchmarks/routing_gpu.py [--rounds 60] [--repeats 7] [--quantize] [--json FILE]
     python benchmarks/routing_gpu.py --tiny      # some seconds on a CPU: does it run; its ratios say nothing
 
 In bfloat16 the default takes 61 GB of memory, with --quantize (4 bits) 17 GB; --layers and --experts make it smaller.
@@ -36,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import routing_turns
 from mlx.nn.layers.base import Module
 from routing_ways import Recording, build, instrumented, on_gpu, tolist
 
@@ -50,8 +52,8 @@ TINY = {
     "kv_heads": 2,
     "head_dim": 16,
     "vocab": 512,
-    "tokens": 32,
     "prompt": 128,
+    "rounds": 3,
     "repeats": 3,
     "warm_up": 4,
 }
@@ -66,11 +68,6 @@ class Case:
     name: str
     prompt: int
     tokens: int
-
-    @property
-    def unit(self) -> str:
-        """Of the figure: decode tokens or prompt tokens a second."""
-        return "tok/s" if self.tokens else "prompt tok/s"
 
 
 @dataclass
@@ -141,7 +138,7 @@ def summary(case: Case, ways: list[Way]) -> list[dict[str, Any]]:
         {
             "case": case.name,
             "way": way.name,
-            "unit": case.unit,
+            "unit": "prompt tok/s",
             "rate": statistics.median(way.rates),
             "ratio": statistics.median(way.rates) / statistics.median(off.rates),
             "least": min(a / b for a, b in zip(way.rates, off.rates, strict=True)),
@@ -152,6 +149,20 @@ def summary(case: Case, ways: list[Way]) -> list[dict[str, Any]]:
         }
         for way in ways
     ]
+
+
+def decode_rows(model: Module, recording: Recording, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows of decode; the interval is that of 95 % of the turns drawn again."""
+    reference = routing_turns.plain(model, 256)
+    ways, ids = routing_turns.decode(model, recording, options.rounds, options.seconds)
+    rows = []
+    for way in ways:
+        ratio, least, most = routing_turns.ratio(way, ways[0])
+        row = {"case": f"decode, {len(way.seconds)} turns", "way": way.name, "unit": "tok/s", "peak_bytes": 0}
+        row |= {"rate": 1 / statistics.median(way.seconds), "ratio": ratio, "least": least, "most": most}
+        row |= {"seconds": way.seconds, "same_ids": ids[:256] == reference[: len(ids)]}
+        rows.append(row)
+    return rows
 
 
 def show(rows: list[dict[str, Any]]) -> None:
@@ -165,23 +176,25 @@ def show(rows: list[dict[str, Any]]) -> None:
         )
 
 
-def misses(case: Case, rows: list[dict[str, Any]], recorded: dict[str, int], options: argparse.Namespace) -> list[str]:
-    """What went wrong or falls short. A prefill chunk leaves out its last layer, whose routing nobody needs."""
-    found = [f"{case.name}, {row['way']}: token ids differ" for row in rows if not row["same_ids"]]
-    for phase, least in (("prefill", options.layers - 1), ("decode", options.layers * case.tokens)):
-        if recorded[phase] < least:
-            found.append(f"{case.name}: {recorded[phase]} {phase} layer calls recorded, at least {least} wanted")
+def misses(rows: list[dict[str, Any]], recorded: dict[str, int], least: dict[str, int]) -> list[str]:
+    """What went wrong or falls short: other ids, layer calls that were not recorded, decode below LEAST on a GPU."""
+    case = rows[0]["case"]
+    found = [f"{case}, {row['way']}: token ids differ" for row in rows if not row["same_ids"]]
+    for phase, wanted in least.items():
+        if recorded[phase] < wanted:
+            found.append(f"{case}: {recorded[phase]} {phase} layer calls recorded, at least {wanted} wanted")
     this = next(row for row in rows if row["way"] == "this")
-    if case.tokens and on_gpu() and this["ratio"] < LEAST:
-        found.append(f"{case.name}: {this['ratio']:.3f} of off's speed, at least {LEAST} wanted")
+    if "decode" in least and on_gpu() and this["ratio"] < LEAST:
+        found.append(f"{case}: {this['ratio']:.3f} of off's speed, at least {LEAST} wanted")
     return found
 
 
 def arguments() -> argparse.Namespace:
     """The command line; with --tiny other defaults."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=7, help="rounds that count")
-    parser.add_argument("--tokens", type=int, default=128, help="decoded and timed in a run")
+    parser.add_argument("--rounds", type=int, default=60, help="of decode: a turn of each way")
+    parser.add_argument("--seconds", type=float, default=240, help="in which rounds of decode begin")
+    parser.add_argument("--repeats", type=int, default=7, help="rounds of prefill that count")
     parser.add_argument("--prompt", type=int, default=2048, help="tokens of the prefill's prompt")
     parser.add_argument("--warm-up", type=int, default=16, help="tokens decoded ahead of a run")
     for name, default in (
@@ -224,18 +237,21 @@ def main() -> int:
     report: dict[str, Any] = {"device": device, "mlx": version, "weight_bytes": size, "options": named}
     report |= {"layer_calls": {}, "rows": []}
     missed = []
-    print("| what | way | rate | of off | rounds, least to most | memory, MB | ids |")
+    print("| what | way | rate | of off | from, to | memory, MB | ids |")
     print("|---|---|---|---|---|---|---|")
-    for case in (
-        Case(f"decode of {options.tokens}", 32, options.tokens),
-        Case(f"prefill of {options.prompt}", options.prompt, 0),
-    ):
+    turn = routing_turns.TURN * options.layers
+    for case in (None, Case(f"prefill of {options.prompt}", options.prompt, 0)):
         recording = Recording(model)
-        rows = summary(case, measure(model, case, recording, options))
+        if case is None:
+            rows = decode_rows(model, recording, options)
+            least = {"decode": turn * len(rows[0]["seconds"])}
+        else:
+            rows = summary(case, measure(model, case, recording, options))
+            least = {"prefill": options.layers - 1}  # a chunk leaves out its last layer, whose routing nobody needs
         show(rows)
-        missed += misses(case, rows, recording.layer_calls, options)
+        missed += misses(rows, recording.layer_calls, least)
         report["rows"] += rows
-        report["layer_calls"][case.name] = recording.layer_calls
+        report["layer_calls"][rows[0]["case"]] = recording.layer_calls
         if options.json:  # after each case: a run that is cut short leaves what it has
             options.json.write_text(json.dumps(report, indent=1))
     print(f"\nlayer calls in the last run of `this`: {report['layer_calls']}")

@@ -49,17 +49,21 @@ def instrumented(model: Module) -> Iterator[None]:
 def tolist() -> Iterator[None]:
     """The synchronous form: the ids are on the host before the layer goes on."""
     original = SwitchGLU.__call__
-
-    def reading(self: SwitchGLU, x: mx.array, indices: mx.array) -> mx.array:
-        indices.tolist()
-        found: mx.array = original(self, x, indices)
-        return found
-
-    SwitchGLU.__call__ = reading  # type: ignore[method-assign]
+    SwitchGLU.__call__ = tolist_call(original)  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:
         SwitchGLU.__call__ = original  # type: ignore[method-assign]
+
+
+def tolist_call(original: Callable[..., mx.array]) -> Callable[[SwitchGLU, mx.array, mx.array], mx.array]:
+    """A `__call__` that reads the ids first."""
+
+    def reading(self: SwitchGLU, x: mx.array, indices: mx.array) -> mx.array:
+        indices.tolist()
+        return original(self, x, indices)
+
+    return reading
 
 
 def build(options: argparse.Namespace) -> Module:

@@ -146,6 +146,11 @@ class ExpertLoad:
         self._open_calls = 0
 
     @property
+    def experts(self) -> int:
+        """How many there are."""
+        return len(self._total)
+
+    @property
     def tokens(self) -> list[int]:
         """Tokens routed to each expert so far."""
         return list(map(add, self._total, self._open))

@@ -29,7 +29,7 @@ def token_counts(indices: Sequence[mx.array], experts: int) -> tuple[mx.array, m
     """Counts of layer calls, lazily, from their `indices`: integer arrays of one shape, a call each.
 
     Returns tokens by call and expert, int32 (calls, experts + 1), the last column being ids that are none; and, int32
-    (calls, 2), how many distinct experts a call has and how many of its ids are none.
+    (2, calls), how many distinct experts a call has and how many of its ids are none.
     """
     global _broken  # noqa: PLW0603
     if on_cuda() and not _broken and indices[0].size:
@@ -51,7 +51,7 @@ def _by_scatter(indices: Sequence[mx.array], experts: int) -> tuple[mx.array, mx
         ids = ids + (mx.arange(number) * (experts + 1))[:, None]
         counts = counts.at[ids.reshape(-1)].add(1)
     counts = counts.reshape(number, experts + 1)
-    return counts, mx.stack([(counts[:, :-1] > 0).sum(-1), counts[:, -1]], axis=-1)
+    return counts, mx.stack([(counts[:, :-1] > 0).sum(-1), counts[:, -1]])
 
 
 def _by_kernel(indices: Sequence[mx.array], experts: int) -> tuple[mx.array, mx.array]:
@@ -67,13 +67,14 @@ def _by_kernel(indices: Sequence[mx.array], experts: int) -> tuple[mx.array, mx.
             template=[("T", part[0].dtype), ("E", experts)],
             grid=(number * _THREADS, 1, 1),
             threadgroup=(_THREADS, 1, 1),
-            output_shapes=[(number, experts + 1), (number, 2)],
+            output_shapes=[(number, experts + 1), (2, number)],
             output_dtypes=[mx.int32, mx.int32],
         )
         found.append(made)
     counts, figures = found[0]
     if len(found) > 1:
-        counts, figures = (mx.concatenate(list(parts)) for parts in zip(*found, strict=True))
+        counts = mx.concatenate([each[0] for each in found])
+        figures = mx.concatenate([each[1] for each in found], axis=-1)
     return counts, figures
 
 
@@ -119,8 +120,8 @@ for (int expert = threadIdx.x; expert <= E; expert += blockDim.x) {
   counts[static_cast<long long>(blockIdx.x) * (E + 1) + expert] = found[expert];
 }
 if (threadIdx.x == 0) {
-  figures[2 * blockIdx.x] = distinct;
-  figures[2 * blockIdx.x + 1] = found[E];
+  figures[blockIdx.x] = distinct;
+  figures[gridDim.x + blockIdx.x] = found[E];
 }
 """
 """Body of the kernel: a block for each call, which counts in shared memory."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from threading import get_ident
 from time import perf_counter
@@ -403,8 +403,10 @@ class _Timed:
             lose(self._recorder, _name_of(self._hook), error)
 
 
-def routed_pass(recorder: Recorder, calls: Iterable[tuple[int | None, mx.array, int]]) -> None:
-    """`routed_array` for all layers of a pass at once: (layer, indices, num_experts) of calls in their order."""
+def routed_pass(
+    recorder: Recorder, layers: tuple[int | None, ...], experts: tuple[int, ...], indices: list[mx.array]
+) -> None:
+    """`routed_array` for all layers of a pass at once: an item for each call, in their order."""
     try:
         row = recorder._row
         router = row.store.routers.get(get_ident())
@@ -412,7 +414,7 @@ def routed_pass(recorder: Recorder, calls: Iterable[tuple[int | None, mx.array, 
             from .routing import router_of
 
             router = router_of(row.store)
-        router.take_pass(row, calls)
+        router.take_pass(row, layers, experts, indices)
     except Exception as error:
         lose(recorder, "routed_array", error)
 

@@ -7,26 +7,23 @@ from which everything else is a sum. docs/design.md has the measurements.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import repeat
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import mlx.core as mx
 
 from . import counting
-from .cells import LOAD_CALLS, ExpertLoad, LayerCells
+from .cells import LayerCells
+from .loads import LoadSum, LoadSums, full, load_of
 from .losses import lost
-from .store import Layer, Store
+from .passes import DevicePasses, HostPasses, Pass, flat
+from .store import Store
 from .values import Refused
 
 HOST_IDS = 64
 """Ids of one call that the host reads, where it can: the verify pass of eight tokens, top-8."""
 IDS_AT_ONCE = 262_144
 """Routed ids in one reduction: what it needs meanwhile stays at a few megabytes."""
-LOAD_GROUPS = 8
-"""Sets of layers for which token counts are summed on the device; with more, all are read."""
-
 Mask = mx.array | frozenset[int] | None
 NOTHING: frozenset[int] = frozenset()
 
@@ -113,93 +110,88 @@ class Call:
 
 
 class Batch:
-    """Calls under reduction. Once made, the device has begun, and large routing is not held any more.
+    """Passes under reduction. Once made, the device has begun, and large routing is not held any more.
 
     `carried` are token sums by layer and expert, for the next batch to go on with.
     """
 
-    def __init__(self, forwards: Iterable[Sequence[Call]], carried: LoadSums) -> None:
+    def __init__(self, passes: Iterable[Pass | Sequence[Call]], carried: LoadSums) -> None:
         host_reads = not counting.on_cuda()
-        self._host: list[Call] = []
-        self._parts: list[tuple[list[Call], mx.array, mx.array | None]] = []
-        kinds: dict[object, list[Call]] = {}
-        for forward in forwards:
-            for call in forward:
-                if host_reads and call.on_host():
-                    self._host.append(call)
-                else:
-                    kinds.setdefault(call.kind(), []).append(call)
         sums = dict(carried)
-        for calls in kinds.values():
-            step = max(1, IDS_AT_ONCE // max(1, calls[0].size))
-            for begin in range(0, len(calls), step):
-                part = calls[begin : begin + step]
-                counts, figures = counting.token_counts([call.indices for call in part], part[0].experts)
-                self._parts.append((part, figures, _predictions(part, counts)))
-                _add(sums, part, counts)
-        if kinds:
-            wanted = [figures for part in self._parts for figures in part[1:] if figures is not None]
-            mx.async_eval(wanted, [each.counts for each in sums.values()])  # type: ignore[no-untyped-call]
-        for calls, *_ in self._parts:
-            for call in calls:
-                call.indices = _NO_INDICES
-        full = len(sums) > LOAD_GROUPS or any(max(each.calls.values()) >= LOAD_CALLS for each in sums.values())
-        self._loads = list(sums.values()) if full else []
-        self.carried: LoadSums = {} if full else sums
+        self._parts: list[HostPasses | DevicePasses | _HostCalls | _DeviceCalls] = []
+        kinds: dict[tuple[type, object], list[Any]] = {}
+        for each in passes:
+            ones: Sequence[Any] = (each,) if isinstance(each, Pass) else each
+            for one in ones:
+                kinds.setdefault((type(one), one.kind()), []).append(one)
+        for (kind, _), alike in kinds.items():
+            first = alike[0]
+            if kind is Pass and host_reads and first.size <= HOST_IDS:
+                self._parts.append(HostPasses(alike))
+            elif kind is Call and host_reads and first.on_host():
+                self._parts.append(_HostCalls(alike))
+            else:
+                step = max(1, IDS_AT_ONCE // max(1, first.size * getattr(first, "number", 1)))
+                device: type[DevicePasses | _DeviceCalls] = DevicePasses if kind is Pass else _DeviceCalls
+                for begin in range(0, len(alike), step):
+                    self._parts.append(device(alike[begin : begin + step], sums))
+        pending = [part.pending for part in self._parts if isinstance(part, (DevicePasses, _DeviceCalls))]
+        if pending:
+            mx.async_eval(pending, [each.counts for each in sums.values()])  # type: ignore[no-untyped-call]
+        self._loads = list(sums.values()) if full(sums) else []
+        self.carried: LoadSums = {} if self._loads else sums
 
     def count(self, store: Store) -> None:
         """Read the integers and count them; waits for the device where it is not done yet."""
-        for call in self._host:
-            _count_ids(call, store)
-        for calls, figures, predictions in self._parts:
-            counted: list[list[int]] = figures.tolist()  # type: ignore[assignment]
-            rows: Iterable[Sequence[int]] = repeat(()) if predictions is None else predictions.tolist()  # type: ignore[assignment]
-            for call, (number, invalid), row in zip(calls, counted, rows, strict=False):
-                if invalid:
-                    lost(store, "routed_array", Refused("out_of_range", invalid))
-                else:
-                    call.count(number, *row)
+        for part in self._parts:
+            part.count(store)
         for load in self._loads:
             load.count_in(store)
 
 
-@dataclass(frozen=True)
-class LoadSum:
-    """Tokens by expert of some layers, summed on the device: `counts` (layers, experts + 1), `calls` by layer."""
+class _HostCalls:
+    """Calls of one kind whose few ids the host reads as they are."""
 
-    counts: mx.array
-    calls: Counter[int]
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self._calls = calls
 
-    def count_in(self, store: Store) -> None:
-        """Read the sums and add them to the layers' loads; waits for the device where it is not done yet."""
-        rows: list[list[int]] = self.counts.tolist()  # type: ignore[assignment]
-        for index, (*tokens, _) in zip(sorted(self.calls), rows, strict=True):
-            layer = store.layers.get(index)
-            if layer is not None:
-                _load(layer, len(tokens)).add(self.calls[index], tokens)
+    def count(self, store: Store) -> None:
+        for call in self._calls:
+            _count_ids(call, store)
 
 
-LoadSums = Mapping[object, LoadSum]
+class _DeviceCalls:
+    """Calls of one kind that the device counts; `pending` is what it has to compute for that."""
 
+    def __init__(self, calls: Sequence[Call], sums: dict[object, LoadSum]) -> None:
+        experts = calls[0].experts
+        counts, figures = counting.token_counts([call.indices for call in calls], experts)
+        self.pending = [figures, _predictions(calls, counts)]
+        LoadSum.add_calls(sums, experts, [call.layer for call in calls], counts)
+        self._calls = calls
+        for call in calls:
+            call.indices = _NO_INDICES
 
-def _load(layer: Layer, experts: int) -> ExpertLoad:
-    if layer.load is None or len(layer.load.tokens) != experts:  # the first, or another model's layer
-        layer.load = ExpertLoad(experts)
-    return layer.load
+    def count(self, store: Store) -> None:
+        read: list[Any] = [each.tolist() for each in self.pending]
+        (sizes, invalid), rows = read
+        for call, number, bad, row in zip(self._calls, sizes, invalid, rows, strict=True):
+            if bad:
+                lost(store, "routed_array", Refused("out_of_range", bad))
+            else:
+                call.count(number, *row)
 
 
 def _count_ids(call: Call, store: Store) -> None:
     """Read the ids of a call and count them as `routed` would."""
-    ids = call.indices.tolist()
-    for _ in range(call.indices.ndim - 1):
-        ids = [id_ for row in ids for id_ in row]  # type: ignore[union-attr]
-    routed: set[int] = set(ids)  # type: ignore[arg-type]
+    ids = flat(call.indices)
+    routed = set(ids)
     if routed and not (0 <= min(routed) and max(routed) < call.experts):
         lost(store, "routed_array", Refused("out_of_range", ids))
         return
     layer = store.layers.get(call.layer)  # not so for one over the layer budget
     if layer is not None:
-        _load(layer, call.experts).count(ids)  # type: ignore[arg-type]
+        load_of(layer, call.experts).count(ids)
     resident, predicted, ready = call.resident, call.predicted, call.ready
     if resident is None and predicted is None:
         call.count(len(routed))
@@ -215,12 +207,12 @@ def _count_ids(call: Call, store: Store) -> None:
     call.count(len(routed), len(absent), len(named), wasted, len(named & absent), evicted, len(arrived) - evicted)
 
 
-def _predictions(calls: Sequence[Call], counts: mx.array) -> mx.array | None:
-    """What `Call.count` takes behind the number, (calls, 6), of calls of one kind with `counts` (calls, experts + 1);
-    None where nothing else than the routing is known."""
+def _predictions(calls: Sequence[Call], counts: mx.array) -> mx.array:
+    """What `Call.count` takes behind the number, (calls, 6), or (calls, 0) where nothing but the routing is known; of
+    calls of one kind with `counts` (calls, experts + 1)."""
     first = calls[0]
     if first.resident is None and first.predicted is None:
-        return None
+        return mx.zeros((len(calls), 0), dtype=mx.int32)
     routed = counts[:, :-1] > 0
     resident = _rows([call.resident for call in calls], first.experts)
     predicted = _rows([call.predicted for call in calls], first.experts)
@@ -243,22 +235,6 @@ def _rows(masks: Sequence[Mask], experts: int) -> mx.array:
                 flat[row * experts + expert] = 1
         return mx.array(flat).reshape(-1, experts) != 0  # type: ignore[arg-type]
     return mx.stack(list(masks))  # type: ignore[arg-type]
-
-
-def _add(sums: dict[object, LoadSum], calls: Sequence[Call], counts: mx.array) -> None:
-    """Add the calls' token counts (calls, experts + 1) to the sum that is kept for their layers."""
-    order = [call.layer for call in calls]
-    times = Counter(order)
-    layers = sorted(times)
-    key = (calls[0].experts, *layers)
-    before = sums.get(key)
-    if order == layers * (len(order) // len(layers)):  # whole passes: nothing to look up
-        added = counts.reshape(-1, len(layers), counts.shape[-1]).sum(0)
-    else:
-        position = {layer: row for row, layer in enumerate(layers)}
-        nothing = mx.zeros((len(layers), counts.shape[-1]), dtype=mx.int32)
-        added = nothing.at[mx.array([position[layer] for layer in order])].add(counts)
-    sums[key] = LoadSum(added, times) if before is None else LoadSum(before.counts + added, before.calls + times)
 
 
 _NO_INDICES = mx.zeros((0,), dtype=mx.int32)

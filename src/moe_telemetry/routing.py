@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable
 from io import StringIO
 from threading import get_ident
 from typing import Any
@@ -23,8 +22,10 @@ import mlx.core as mx
 from . import values
 from .cells import SeqCells
 from .counting import SHARED_EXPERTS
+from .loads import LoadSums
 from .losses import losing, lost
-from .reduction import Batch, Call, LoadSums, Mask
+from .passes import Pass, Plan
+from .reduction import Batch, Call, Mask
 from .store import Store
 from .values import Refused
 
@@ -37,6 +38,7 @@ MAX_IDS = 32_768
 MAX_GRAPH = 4_000_000
 """Characters that a graph nobody has evaluated may draw (some 20 passes), before a thread's calls are refused: what
 walks it goes down one frame a node."""
+MAX_PLANS = 256
 TAKE_OVER_SECONDS = 0.5
 """How long a stop waits for a hook that another thread is in."""
 
@@ -55,7 +57,10 @@ class Router:
         self._row: SeqCells | None = None
         self._forward: list[Call] = []
         self._layers: set[int] = set()
-        self._closed: list[tuple[list[Call], bool]] = []  # with whether it is a loss if nobody evaluates the pass
+        self._plans: dict[tuple[SeqCells, tuple[int | None, ...]], Plan] = {}
+        self._closed: list[
+            tuple[Pass | list[Call], bool]
+        ] = []  # with whether it is a loss if nobody evaluates the pass
         self._ids = 0
         self._batches: deque[Batch] = deque()
         self._sums: LoadSums = {}
@@ -96,8 +101,10 @@ class Router:
             self._layers.add(index)
             self._ids += indices.size
 
-    def take_pass(self, row: SeqCells, calls: Iterable[tuple[int | None, mx.array, int]]) -> None:
-        """Keep a whole pass: layer, indices and number of experts of its calls in order, which nobody writes to.
+    def take_pass(
+        self, row: SeqCells, layers: tuple[int | None, ...], experts: tuple[int, ...], indices: list[mx.array]
+    ) -> None:
+        """Keep a whole pass: the calls' layers, their numbers of experts, and indices, which nobody writes to.
 
         It may be that nobody evaluates it.
         """
@@ -107,15 +114,18 @@ class Router:
             self._begin(row)
             if self._overgrown:
                 raise Refused("unevaluated")
-            for layer, indices, experts in calls:
-                try:
-                    cells = row.by_layer[layer]
-                except KeyError:
-                    cells = row.store.layer_cells(row, layer)
-                call = Call(cells, -1 if layer is None else layer, indices, experts)
-                self._forward.append(call)
-                self._ids += call.size
-            self._close(told=False)
+            plan = self._plans.get((row, layers))
+            if plan is None or plan.experts != experts[0]:
+                if len(self._plans) >= MAX_PLANS:
+                    self._plans.clear()
+                plan = self._plans[row, layers] = Plan(row, layers, experts[0])
+            whole = Pass(plan, indices)
+            if whole.uniform() and experts.count(experts[0]) == len(experts):
+                self._closed.append((whole, False))
+            else:
+                calls = zip(plan.cells, plan.layers, indices, experts, strict=True)
+                self._closed.append(([Call(*call) for call in calls], False))
+            self._ids += whole.size * whole.number
 
     def drain(self, end: bool = False) -> None:
         """Count all that was handed in so far, waiting for the device; with `end` nothing is taken any more."""
@@ -147,31 +157,36 @@ class Router:
             self._launch()
             self._read(BATCHES_BEHIND)
 
-    def _close(self, told: bool = True) -> None:
+    def _close(self) -> None:
         if self._forward:
-            self._closed.append((self._forward, told))
+            self._closed.append((self._forward, True))
             self._forward = []
             self._layers = set()
 
     def _launch(self) -> None:
         """Reduce the closed passes, and let the device begin."""
         closed, self._closed, self._ids = self._closed, [], 0
-        computed = []
+        computed: list[Pass | list[Call]] = []
         for forward, told in closed:
-            if found := self._computed(forward):
-                computed.append(found)
-            elif told:
-                lost(self._store, _HOOK, Refused("unevaluated", forward[0].indices))
+            number = self._evaluated(forward.indices if isinstance(forward, Pass) else [c.indices for c in forward])
+            if not number:
+                if told:
+                    lost(self._store, _HOOK, Refused("unevaluated", forward))
+            elif isinstance(forward, Pass):
+                forward.number = number
+                computed.append(forward)
+            else:
+                computed.append(forward[:number])
         if not computed:
             return
         try:
             self._reduce(computed)
         except Exception:  # one odd array must not take the other passes with it
-            for forward in computed:
+            for one in computed:
                 with losing(self._store, _HOOK):
-                    self._reduce([forward])
+                    self._reduce([one])
 
-    def _reduce(self, forwards: list[list[Call]]) -> None:
+    def _reduce(self, forwards: list[Pass | list[Call]]) -> None:
         batch = Batch(forwards, self._sums)
         self._sums = batch.carried
         self._batches.append(batch)
@@ -183,19 +198,19 @@ class Router:
             with losing(self._store, _HOOK):
                 batch.count(self._store)
 
-    def _computed(self, forward: list[Call]) -> list[Call]:
-        """Calls of a pass whose routing the model has computed: every layer needs the routing of those before it.
+    def _evaluated(self, indices: list[mx.array]) -> int:
+        """How many of a pass' calls the model has computed: every layer needs the routing of those before it.
 
-        None has in a pass under a transformation (mx.compile, mx.grad), in one that failed or that nobody asked for,
-        and in a prefill chunk whose only MoE layers are behind the last use.
+        None in a pass under a transformation (mx.compile, mx.grad), in one that failed or that nobody asked for, and
+        in a prefill chunk whose only MoE layers are behind the last use.
         """
-        number = len(forward)
-        if graph := _graph(forward[0].indices):
+        number = len(indices)
+        if graph := _graph(indices[0]):
             self._overgrown = self._overgrown or graph > MAX_GRAPH
             number = 0
-        while number and _graph(forward[number - 1].indices):
+        while number and _graph(indices[number - 1]):
             number -= 1
-        return forward[:number]
+        return number
 
 
 def router_of(store: Store) -> Router:

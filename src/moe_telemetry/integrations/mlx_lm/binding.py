@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from moe_telemetry.store import Store, logger
@@ -53,6 +53,7 @@ class Binding:
         self._lock = threading.RLock()
         self._models: dict[int, _Model] = {}
         self._places: dict[int, Place] = {}
+        self.version = 0  # raised with every place that comes or goes
         self._told: set[str] = set()
 
     def knows(self, model: object) -> bool:
@@ -118,9 +119,13 @@ class Binding:
         if told is not None and told not in self._told:
             self._told.add(told)
             logger.warning(told, ".".join(map(str, path)) or type(switch).__name__)
-        place = Place(weakly(switch, self._places), layer, number)
+        place = Place(weakly(switch, self._places, self._moved), layer, number)
         self._places[id(switch)] = place
+        self._moved()
         return place
+
+    def _moved(self) -> None:
+        self.version += 1
 
     def _experts(self, switch: Any) -> int:
         """Length of the first axis of the weights, which are (experts, out, in)."""
@@ -177,13 +182,16 @@ def _head(path: Path) -> tuple[Path, int] | None:
     return None
 
 
-def weakly(value: Any, table: dict[int, Any]) -> weakref.ref[Any]:
-    """A reference that takes the entry out of the table when the object dies, before its id can be another's."""
+def weakly(value: Any, table: dict[int, Any], gone: Callable[[], None] | None = None) -> weakref.ref[Any]:
+    """A reference that takes the entry out of the table when the object dies, before its id can be another's; then
+    calls `gone`."""
     key = id(value)
 
     def forget(ref: weakref.ref[Any]) -> None:
         entry = table.get(key)
         if entry is not None and entry.ref is ref:
             table.pop(key, None)
+            if gone is not None:
+                gone()
 
     return weakref.ref(value, forget)

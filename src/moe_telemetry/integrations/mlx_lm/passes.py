@@ -49,7 +49,10 @@ class Thread(threading.local):
     work: Work | None = None
     model: object = None  # of the outermost call in progress
     muted = False  # in a draft model
-    calls: list[tuple[Any, Any]] | None = None  # modules with experts called in the pass so far, and their indices
+    calls: list[Any] | None = None  # modules with experts called in the pass so far
+    indices: list[Any]  # theirs
+    # Of the last pass: the binding's version, ids of the modules, their layers and numbers of experts.
+    places: tuple[int, list[int], tuple[int | None, ...], tuple[int, ...]] | None = None
     routed = False  # in a module with experts whose routing was recorded, and that may call another
     selected: tuple[Phase | None, int] | None = None  # what the recorder was last told of
     arrival: float | None = None  # when the request came in that is being prepared
@@ -118,12 +121,14 @@ class State:
             thread.model = self
             try:
                 state.guarded("forward", state._begin, self, args, kwargs)
-                thread.calls = None if thread.muted else []
+                if not thread.muted:
+                    thread.calls, thread.indices = [], []
                 return original(self, *args, **kwargs)
             finally:
                 calls, thread.calls = thread.calls, None
                 if calls:
-                    state.guarded("routed_array", state._hand_over, self, calls)
+                    state.guarded("routed_array", state._hand_over, self, calls, thread.indices)
+                    thread.indices = []
                 thread.model = None
                 thread.muted = False
                 if thread.work is None:
@@ -179,7 +184,8 @@ class State:
                 if calls is None:
                     state.guarded("routed_array", state._routed, self, indices)
                 elif not thread.routed:
-                    calls.append((self, indices))
+                    calls.append(self)
+                    thread.indices.append(indices)
             return original(self, x, indices)
 
         return __call__
@@ -202,19 +208,30 @@ class State:
 
         return __call__
 
-    def _hand_over(self, model: Any, calls: list[tuple[Any, Any]]) -> None:
+    def _hand_over(self, model: Any, switches: list[Any], indices: list[Any]) -> None:
         """Record the routing of a pass."""
         if type(self.recorder) is Recorder:
             return
-        found = ((self.binding.place(switch) or self.binding.find(switch, model), given) for switch, given in calls)
-        routed_pass(self.recorder, [(place.layer, given, place.experts) for place, given in found if place.experts])
+        known, ids = self.thread.places, list(map(id, switches))
+        if known is None or known[0] != self.binding.version or known[1] != ids:
+            found = [self.binding.place(switch) or self.binding.find(switch, model) for switch in switches]
+            layers, experts = tuple(place.layer for place in found), tuple(place.experts for place in found)
+            self.thread.places = known = (self.binding.version, ids, layers, experts)
+        _, _, layers, experts = known
+        if not all(experts):
+            kept = [number for number, experts_of in enumerate(experts) if experts_of]
+            layers, experts = tuple(layers[at] for at in kept), tuple(experts[at] for at in kept)
+            indices = [indices[at] for at in kept]
+        if experts:
+            routed_pass(self.recorder, layers, experts, indices)
 
     def _routed(self, switch: Any, indices: Any) -> None:
         thread = self.thread
         if thread.muted or thread.routed:
             return
         if thread.calls is not None:
-            thread.calls.append((switch, indices))
+            thread.calls.append(switch)
+            thread.indices.append(indices)
             return
         place = self.binding.place(switch) or self.binding.find(switch, thread.model)
         if place.experts:

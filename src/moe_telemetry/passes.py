@@ -1,0 +1,128 @@
+"""Whole passes of which only the routing is known: how a model's own code is watched (integrations).
+
+A layer costs an item of a list when its routing is handed over, and an addition when it is counted: where it belongs
+is looked up once for all passes of the same layers (`Plan`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from . import counting
+from .cells import SeqCells
+from .loads import LoadSum, load_of
+from .losses import lost
+from .store import Store
+from .values import Refused
+
+
+class Plan:
+    """Where the calls of a pass count: the layers of a model, in their order, in passes of one phase and length."""
+
+    def __init__(self, row: SeqCells, layers: tuple[int | None, ...], experts: int) -> None:
+        self.cells = [row.by_layer.get(layer) or row.store.layer_cells(row, layer) for layer in layers]
+        self.layers = [-1 if layer is None else layer for layer in layers]
+        self.experts = experts
+        self.times = Counter(self.layers)
+
+
+class Pass:
+    """A pass that was handed over: the `indices` of its calls, integer arrays of any shape, in the plan's order.
+
+    `number` calls count: the model has evaluated the routing of those.
+    """
+
+    __slots__ = ("indices", "number", "plan", "shape", "size")
+
+    def __init__(self, plan: Plan, indices: list[mx.array]) -> None:
+        self.plan = plan
+        self.indices = indices
+        self.number = len(indices)
+        self.shape = indices[0].shape
+        self.size = indices[0].size
+
+    def uniform(self) -> bool:
+        """Whether all calls have the same shape."""
+        shape = self.shape
+        return all(array.shape == shape for array in self.indices)
+
+    def kind(self) -> object:
+        """What passes must share to be counted together."""
+        return self.plan, self.shape, self.number
+
+
+class HostPasses:
+    """Passes of one kind whose few ids the host reads as they are."""
+
+    def __init__(self, passes: Sequence[Pass]) -> None:
+        self._passes = passes
+
+    def count(self, store: Store) -> None:
+        for each in self._passes:
+            plan = each.plan
+            for cells, layer, indices in zip(plan.cells, plan.layers, each.indices[: each.number], strict=False):
+                ids = flat(indices)
+                routed = set(ids)
+                if routed and not (0 <= min(routed) and max(routed) < plan.experts):
+                    lost(store, "routed_array", Refused("out_of_range", ids))
+                    continue
+                known = store.layers.get(layer)
+                if known is not None:
+                    load_of(known, plan.experts).count(ids)
+                number = len(routed)
+                try:
+                    cells.sizes[number] += 1
+                except KeyError:
+                    cells.union.add(number)
+                if number > cells.capacity:
+                    cells.overflows += 1
+                cells.unknown += 1
+
+
+class DevicePasses:
+    """Passes of one kind that the device counts; `pending` is what it has to compute for that."""
+
+    def __init__(self, passes: Sequence[Pass], sums: dict[object, LoadSum]) -> None:
+        first = passes[0]
+        plan, number = first.plan, first.number
+        self._plan, self._number, self._times = plan, number, len(passes)
+        indices = [array for each in passes for array in each.indices[:number]]
+        counts, self.pending = counting.token_counts(indices, plan.experts)
+        times = plan.times if number == len(plan.layers) else Counter(plan.layers[:number])
+        layers = sorted(times)
+        if plan.layers[:number] == layers:
+            added = counts.reshape(len(passes), number, -1).sum(0)
+            LoadSum.put(sums, plan.experts, layers, added, Counter({layer: len(passes) for layer in layers}))
+        else:
+            LoadSum.add_calls(sums, plan.experts, plan.layers[:number] * len(passes), counts)
+
+    def count(self, store: Store) -> None:
+        read: Any = self.pending.tolist()
+        sizes, invalid = read
+        number = self._number
+        cells = self._plan.cells[:number] * self._times
+        if any(invalid):
+            for bad in filter(None, invalid):
+                lost(store, "routed_array", Refused("out_of_range", bad))
+            kept = [(cell, size) for cell, size, bad in zip(cells, sizes, invalid, strict=True) if not bad]
+            cells, sizes = [cell for cell, _ in kept], [size for _, size in kept]
+        for cell, size in zip(cells, sizes, strict=True):
+            try:
+                cell.sizes[size] += 1
+            except KeyError:
+                cell.union.add(size)
+            cell.unknown += 1
+            if size > cell.capacity:
+                cell.overflows += 1
+
+
+def flat(indices: mx.array) -> list[int]:
+    """The ids of an evaluated array."""
+    ids = indices.tolist()
+    for _ in range(indices.ndim - 1):
+        ids = [id_ for row in ids for id_ in row]  # type: ignore[union-attr]
+    return ids  # type: ignore[return-value]
