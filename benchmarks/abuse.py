@@ -1,0 +1,335 @@
+"""What hostile and many clients do to the endpoint and to the decode steps of its process.
+
+Decode runs in blocks, in turn without clients and with one kind of them; clients are processes of their own, of lower
+priority, so that they take little from what is measured. A good client scrapes all the while. Exit status 1 when a
+scrape fails or is slow, decode suffers, or something is left.
+
+    python benchmarks/abuse.py [--pairs 3] [--seconds 4] [--only NAME]
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import multiprocessing
+import os
+import socket
+import statistics
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from multiprocessing.synchronize import Event
+from typing import Any
+
+import psutil
+import scrape
+
+import moe_telemetry as mt
+from moe_telemetry import connections
+from moe_telemetry.processes import PARENT_VARIABLE
+
+Attack = Callable[[int, Event], None]
+
+GET = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
+SLOWEST = 1.0
+"""Seconds that a good scrape may take."""
+DECODE_MOST = 1.5
+"""Median step under clients over that without: what a scrape may do to the step that it overlaps."""
+THREADS_MOST = connections.MAX_CONNECTIONS + 16
+"""A connection that was cut has a thread for a moment longer."""
+MEMORY_MOST = 32.0
+"""MiB that the process may grow by."""
+REAPED_WITHIN = connections.IDLE_SECONDS + 5.0
+
+
+# -- clients ------------------------------------------------------------------------------------------------------
+
+
+def _connected(port: int, receive: int = 0) -> socket.socket:
+    found = socket.socket()
+    found.settimeout(20)
+    if receive:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive)
+    found.connect(("127.0.0.1", port))
+    return found
+
+
+def _crowd(number: int, ended: Event, once: Callable[[], None]) -> None:
+    """So many threads that do something again and again."""
+
+    def loop() -> None:
+        while not ended.is_set():
+            with suppress(OSError, http.client.HTTPException):
+                once()
+
+    threads = [threading.Thread(target=loop, daemon=True) for _ in range(number)]
+    for thread in threads:
+        thread.start()
+    ended.wait()
+
+
+def half_requests(port: int, ended: Event) -> None:
+    """200 connections that send half a request and stay; one that is cut comes again a second later."""
+
+    def stay() -> None:
+        with _connected(port) as client:
+            client.sendall(GET[:20])
+            client.settimeout(0.5)
+            while not ended.is_set():
+                with suppress(TimeoutError):
+                    if not client.recv(1):
+                        break
+        ended.wait(1.0)
+
+    _crowd(200, ended, stay)
+
+
+def drips(port: int, ended: Event) -> None:
+    """50 connections that send a byte of a request every half second."""
+
+    def drip() -> None:
+        with _connected(port) as client:
+            for byte in GET * 100:
+                client.sendall(bytes([byte]))
+                if ended.wait(0.5):
+                    return
+
+    _crowd(50, ended, drip)
+
+
+def scrapers(port: int, ended: Event) -> None:
+    """50 clients that scrape without a pause, each on a connection that it keeps."""
+    kept = threading.local()
+
+    def once() -> None:
+        if not hasattr(kept, "connection"):
+            kept.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        try:
+            kept.connection.request("GET", "/metrics", headers={"Accept-Encoding": "gzip"})
+            kept.connection.getresponse().read()
+        except BaseException:
+            kept.connection.close()
+            del kept.connection
+            raise
+
+    _crowd(50, ended, once)
+
+
+def snapshots(port: int, ended: Event) -> None:
+    """20 clients that ask for the snapshot without a pause."""
+
+    def once() -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        connection.request("GET", "/snapshot")
+        connection.getresponse().read()
+        connection.close()
+
+    _crowd(20, ended, once)
+
+
+def slow_readers(port: int, ended: Event) -> None:
+    """60 clients that ask for much and read a kilobyte a second."""
+
+    def read() -> None:
+        with _connected(port, receive=2048) as client:
+            client.sendall(GET * 50)
+            while not ended.wait(1.0) and client.recv(1024):
+                pass
+
+    _crowd(60, ended, read)
+
+
+def large_headers(port: int, ended: Event) -> None:
+    """8 clients that send headers of 64 KiB, and ten times that."""
+
+    def send() -> None:
+        for lines in (1, 10):
+            with _connected(port) as client:
+                client.sendall(b"GET /metrics HTTP/1.1\r\n" + (b"X: " + b"x" * 65_000 + b"\r\n") * lines + b"\r\n")
+                while client.recv(65_536):
+                    pass
+        ended.wait(0.05)
+
+    _crowd(8, ended, send)
+
+
+def pipelines(port: int, ended: Event) -> None:
+    """8 clients that send a hundred requests at once and read the answers."""
+
+    def send() -> None:
+        with _connected(port) as client:
+            client.sendall(GET * 100)
+            while client.recv(1 << 20) and not ended.is_set():
+                pass
+
+    _crowd(8, ended, send)
+
+
+def vanishing(port: int, ended: Event) -> None:
+    """8 clients that ask and are gone before the answer, by a reset."""
+
+    def vanish() -> None:
+        with _connected(port) as client:
+            client.sendall(GET)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        ended.wait(0.02)
+
+    _crowd(8, ended, vanish)
+
+
+ATTACKS: tuple[Attack, ...] = (
+    *(half_requests, drips, scrapers, snapshots, slow_readers, large_headers, pipelines, vanishing),
+)
+
+
+def _attack(number: int, port: int, ended: Event) -> None:
+    os.nice(10)
+    ATTACKS[number](port, ended)
+
+
+def _good_client(port: int, ended: Event, wanted: Event, times: Any) -> None:
+    """Scrapes five times a second while it is wanted; puts the seconds, or infinity for a failure."""
+    while not ended.is_set():
+        if wanted.is_set():
+            begin = time.perf_counter()
+            try:
+                body = scrape.fetch(f"http://127.0.0.1:{port}")
+                times.put(time.perf_counter() - begin if b"moe_run_info" in body else float("inf"))
+            except OSError:
+                times.put(float("inf"))
+        ended.wait(0.2)
+
+
+# -- measuring ----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Seen:
+    """What one kind of clients did: ratios of decode by pair, scrapes' seconds, most threads, connections and MiB."""
+
+    name: str
+    ratios: list[float] = field(default_factory=list)
+    scrapes: list[float] = field(default_factory=list)
+    threads: int = 0
+    connections: int = 0
+    grown: float = 0.0
+    reaped: float = 0.0
+
+    def quantile(self, q: float) -> float:
+        """Seconds of a good scrape, nearest rank."""
+        return sorted(self.scrapes)[min(len(self.scrapes) - 1, int(q * len(self.scrapes)))]
+
+    def misses(self) -> list[str]:
+        """What is beyond its limit."""
+        limits = (
+            ("scrape p99", self.quantile(0.99), SLOWEST),
+            ("decode", statistics.median(self.ratios), DECODE_MOST),
+            ("threads", self.threads, THREADS_MOST),
+            ("MiB", self.grown, MEMORY_MOST),
+            ("seconds until nothing was left", self.reaped, REAPED_WITHIN),
+        )
+        return [f"{self.name}: {what} {value:.3g}, at most {most:g}" for what, value, most in limits if value > most]
+
+
+@contextmanager
+def _process(target: Callable[..., None], *args: Any) -> Iterator[None]:
+    """A process of its own, told to end and waited for."""
+    ended = CONTEXT.Event()
+    process = CONTEXT.Process(target=target, args=(*args[:2], ended, *args[2:]) if target is _attack else args)
+    marked = os.environ.pop(PARENT_VARIABLE, None)  # a client has no hooks to be warned of
+    process.start()
+    if marked is not None:
+        os.environ[PARENT_VARIABLE] = marked
+    try:
+        yield
+    finally:
+        ended.set()
+        process.join(10)
+        process.kill()
+
+
+CONTEXT = multiprocessing.get_context("spawn")
+
+
+def _watch(server: connections.Server, seen: Seen, memory: float, done: threading.Event) -> None:
+    process = psutil.Process()
+    while not done.wait(0.05):
+        seen.threads = max(seen.threads, sum(t.name == "moe-telemetry-connection" for t in threading.enumerate()))
+        seen.connections = max(seen.connections, len(server._connections))
+        seen.grown = max(seen.grown, process.memory_info().rss / 2**20 - memory)
+
+
+def _median(recorder: mt.Recorder, seconds: float) -> float:
+    return statistics.median(end - begin for begin, end in scrape.decode(recorder, seconds))
+
+
+def measure(number: int, telemetry: Any, recorder: mt.Recorder, pairs: int, seconds: float) -> Seen:
+    """Blocks of decode without clients and with those of one kind, in turn; a good client scrapes in both."""
+    seen = Seen(ATTACKS[number].__name__)
+    server = telemetry._endpoint._server
+    memory = psutil.Process().memory_info().rss / 2**20
+    ended, wanted, times = CONTEXT.Event(), CONTEXT.Event(), CONTEXT.Queue()
+    good = CONTEXT.Process(target=_good_client, args=(telemetry.port, ended, wanted, times))
+    marked = os.environ.pop(PARENT_VARIABLE, None)
+    good.start()
+    os.environ[PARENT_VARIABLE] = str(marked)
+    for _ in range(pairs):
+        quiet = _median(recorder, seconds)
+        done = threading.Event()
+        watch = threading.Thread(target=_watch, args=(server, seen, memory, done))
+        watch.start()
+        with _process(_attack, number, telemetry.port):
+            _median(recorder, 1.0)  # until they have come
+            wanted.set()
+            seen.ratios.append(_median(recorder, seconds) / quiet)
+            wanted.clear()
+        done.set()
+        watch.join()
+        begin = time.monotonic()
+        while server._connections and time.monotonic() - begin < 2 * REAPED_WITHIN:
+            time.sleep(0.05)
+        seen.reaped = max(seen.reaped, time.monotonic() - begin)
+    ended.set()
+    good.join(10)
+    time.sleep(0.2)
+    while not times.empty():
+        seen.scrapes.append(times.get())
+    return seen
+
+
+def main() -> int:
+    """Measure, print, and fail on a missed limit."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each block")
+    parser.add_argument("--only", choices=[attack.__name__ for attack in ATTACKS])
+    options = parser.parse_args()
+    recorder = mt.Recorder()
+    found = []
+    with mt.start(model="m", port=0, recorder=recorder, num_layers=scrape.LAYERS) as telemetry:
+        scrape.fill(recorder)
+        _median(recorder, 1.0)
+        for number, attack in enumerate(ATTACKS):
+            if options.only in (None, attack.__name__):
+                found.append(measure(number, telemetry, recorder, options.pairs, options.seconds))
+    print("| clients | decode | scrape p50, p99 (s) | of so many | threads | connections | MiB | left after (s) |")
+    print("|---|---|---|---|---|---|---|---|")
+    for seen in found:
+        failed = sum(seconds == float("inf") for seconds in seen.scrapes)
+        print(
+            f"| {seen.name} | {statistics.median(seen.ratios):.2f} ({min(seen.ratios):.2f} to {max(seen.ratios):.2f}) "
+            f"| {seen.quantile(0.5):.3f}, {seen.quantile(0.99):.3f} | {len(seen.scrapes)}, {failed} failed "
+            f"| {seen.threads} | {seen.connections} | {seen.grown:.1f} | {seen.reaped:.1f} |"
+        )
+    misses = [miss for seen in found for miss in seen.misses()]
+    for miss in misses:
+        print(miss, file=sys.stderr)
+    return 1 if misses else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
