@@ -27,6 +27,7 @@ class Plan:
         self.cells = [row.by_layer.get(layer) or row.store.layer_cells(row, layer) for layer in layers]
         self.layers = [-1 if layer is None else layer for layer in layers]
         self.experts = experts
+        self.known = frozenset(range(experts))
         self.times = Counter(self.layers)
 
 
@@ -67,7 +68,7 @@ class HostPasses:
             for cells, layer, indices in zip(plan.cells, plan.layers, each.indices[: each.number], strict=False):
                 ids = flat(indices)
                 routed = set(ids)
-                if routed and not (0 <= min(routed) and max(routed) < plan.experts):
+                if not routed <= plan.known:
                     lost(store, "routed_array", Refused("out_of_range", ids))
                     continue
                 known = store.layers.get(layer)
@@ -122,7 +123,8 @@ class DevicePasses:
 
 def flat(indices: mx.array) -> list[int]:
     """The ids of an evaluated array."""
-    ids = indices.tolist()
+    ids: Any = indices.tolist()
     for _ in range(indices.ndim - 1):
-        ids = [id_ for row in ids for id_ in row]  # type: ignore[union-attr]
-    return ids  # type: ignore[return-value]
+        ids = ids[0] if len(ids) == 1 else [one for row in ids for one in row]
+    found: list[int] = ids
+    return found

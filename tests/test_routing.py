@@ -1,0 +1,477 @@
+"""Routing that stays on the device: exact to the integer, late by two batches, and never the model's work (D8)."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import lazies
+import mlx.core as mx
+import pytest
+
+from moe_telemetry import counting, live, routing
+from moe_telemetry import recorder as rec
+from moe_telemetry.cells import LOAD_CALLS, LOAD_WINDOW, ExpertLoad
+from moe_telemetry.series import Distribution
+from moe_telemetry.testing import capture
+
+no_evaluation = pytest.fixture(lazies.no_evaluation)
+
+EXPERTS = 16
+BEHIND = routing.FORWARDS * (routing.BATCHES_BEHIND + 1)
+"""Passes behind which the first batch is read."""
+
+
+@pytest.fixture(params=["host", "device"])
+def way(request, monkeypatch):
+    """Ids read by the host, and counted by the device: by scattering, since the kernel needs CUDA."""
+    if request.param == "device":
+        monkeypatch.setattr(counting, "on_cuda", lambda: True)
+        monkeypatch.setattr(counting, "_broken", True)
+    return request.param
+
+
+@pytest.fixture
+def cap(way):
+    with capture() as found:
+        yield found
+
+
+def lost(cap):
+    """Records dropped, by reason."""
+    return {reason: count for reason, count in cap.store.lost.items() if count}
+
+
+def calls(cap):
+    """Layer calls counted so far, without asking for what is outstanding."""
+    rows = [cells for row in cap.store.rows.values() for cells in row.layers.values()]
+    return sum(sum(cells.sizes.values()) for cells in rows)
+
+
+def routing_of(ids):
+    """A lazy array of ids that the model evaluates by and by."""
+    return mx.array(ids, dtype=mx.uint32) + 0
+
+
+def passes(number, layers=2, ids=((1, 2),), evaluate=True, experts=EXPERTS):
+    """So many passes over some layers, all routed alike."""
+    for _ in range(number):
+        arrays = [routing_of(ids) for _ in range(layers)]
+        for layer, array in enumerate(arrays):
+            rec.routed_array(layer, array, experts)
+        if evaluate:
+            mx.eval(arrays)
+
+
+# -- exactness ------------------------------------------------------------------------------------------------
+
+
+def made_calls(seed):
+    """Passes of layer calls with everything that may come with one: (phase, tokens, calls of the pass)."""
+    draw = random.Random(seed)
+
+    def ids():
+        return draw.choice([None, set(draw.sample(range(EXPERTS), draw.randint(0, EXPERTS)))])
+
+    found = []
+    for _ in range(50):
+        tokens = draw.choice([1, 1, 1, 4, 40])
+        layers = [
+            ([draw.sample(range(EXPERTS), 2) for _ in range(tokens)], ids(), ids(), ids(), draw.random() < 0.5)
+            for _ in range(3)
+        ]
+        found.append((draw.choice([None, "decode"]), tokens, layers))
+    return found
+
+
+def as_mask(ids):
+    return None if ids is None else mx.array([expert in ids for expert in range(EXPERTS)])
+
+
+def hand_in(given, on_device):
+    """The calls as `routed` or as `routed_array` takes them, evaluated behind each pass."""
+    for phase, tokens, layers in given:
+        rec.forward(tokens, phase)
+        arrays = []
+        for layer, (routed, resident, predicted, ready, masks) in enumerate(layers):
+            if not on_device:
+                rec.routed(layer, {expert for row in routed for expert in row}, resident, predicted, ready)
+                continue
+            arrays.append(routing_of(routed))
+            known = (resident, predicted, ready)
+            rec.routed_array(layer, arrays[-1], EXPERTS, *(map(as_mask, known) if masks else known))
+        mx.eval(arrays)
+
+
+def recorded(cap):
+    """All series but telemetry's own, the clock and what only token counts give."""
+    own = ("moe.telemetry.", "moe.run.", "moe.forward.active", "moe.expert.load.peak")
+    return {key: value for key, value in cap.series().items() if not key[0].startswith(own)}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_it_counts_what_routed_counts(way, seed):
+    """Unions, lookups by outcome, all-hit calls, recall and candidates equal the synchronous form's to the integer."""
+    given = made_calls(seed)
+    with capture() as cap:
+        for layer in range(3):
+            rec.pool(layer, 5)
+        hand_in(given, on_device=False)
+        expected = recorded(cap)
+    with capture() as cap:
+        for layer in range(3):
+            rec.pool(layer, 5)
+        hand_in(given, on_device=True)
+        assert expected == recorded(cap)
+        assert {} == lost(cap)
+    assert 150 == sum(value for (name, _), value in expected.items() if name == "moe.layer.calls")
+
+
+def test_tokens_by_expert_are_counted(cap):
+    """Each routed token counts for its expert; the peak is the busiest expert's share times the number of experts."""
+    passes(3, layers=1, ids=[[0, 1], [0, 2], [0, 3]])
+    assert {("layer", "0"): 8.0} == {
+        labels[0]: value for (name, labels), value in cap.series().items() if name == "moe.expert.load.peak"
+    }
+    assert [9, 3, 3, 3] + [0] * 12 == cap.store.layers[0].load.tokens
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 4), (2, 3, 2), (6, 2), (4,), (1, 60, 2)])
+@pytest.mark.parametrize("kind", ["uint32", "int32", "int64", "uint8", "int16"])
+def test_any_shape_and_integer_type(cap, shape, kind):
+    """The last axis is top-k, whatever is in front of it."""
+    size = 1
+    for length in shape:
+        size *= length
+    ids = [at % 7 for at in range(size)]
+    array = mx.array(ids, dtype=getattr(mx, kind)).reshape(shape)
+    mx.eval(array)
+    rec.routed_array(3, array, EXPERTS)
+    assert len(set(ids)) == cap.total("moe.layer.experts", layer="3")
+    assert [ids.count(expert) for expert in range(EXPERTS)] == cap.store.layers[3].load.tokens
+
+
+def test_layers_of_different_kind_in_one_pass(cap):
+    """Other numbers of experts, other top-k and other shapes in the layers of a pass are kept apart."""
+    arrays = [routing_of([[1, 2]]), routing_of([[1, 2, 3]]), routing_of([[[60, 61]]])]
+    for hand_over in (False, True):
+        if hand_over:
+            live.routed_pass(rec, (0, 1, 2), (EXPERTS, EXPERTS, 64), arrays)
+        else:
+            for layer, (array, experts) in enumerate(zip(arrays, (EXPERTS, EXPERTS, 64), strict=True)):
+                rec.routed_array(layer, array, experts)
+        mx.eval(arrays)
+    assert [4, 6, 4] == [cap.total("moe.layer.experts", layer=str(layer)) for layer in range(3)]
+    assert {} == lost(cap)
+
+
+def test_an_empty_array_is_a_call_of_no_expert(cap):
+    """As `routed` counts an empty set."""
+    empty = mx.zeros((0, 2), dtype=mx.uint32)
+    mx.eval(empty)
+    rec.routed_array(0, empty, EXPERTS)
+    assert 1 == cap.total("moe.layer.calls")
+    assert 0 == cap.total("moe.layer.experts")
+
+
+def test_what_is_changed_afterwards_does_not_count(cap):
+    """Arrays written to and sets changed behind the call: what held at the call counts."""
+    indices, mask, resident = routing_of([[1, 2]]), as_mask({1}), {1, 2}
+    rec.routed_array(0, indices, EXPERTS, mask)
+    rec.routed_array(1, indices, EXPERTS, resident)
+    mx.eval(indices, mask)
+    indices[0, 0], mask[2] = 5, True
+    resident.clear()
+    mx.eval(indices, mask)
+    assert 3 == cap.total("moe.expert.lookups", outcome="hit")
+    assert 1 == cap.total("moe.expert.lookups", outcome="miss_unpredicted")
+    assert [0, 1, 1] == cap.store.layers[0].load.tokens[:3]
+
+
+# -- when -----------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_is_read_two_batches_later(cap):
+    """The figures of eight passes appear when the third eight have gone, without anybody asking."""
+    passes(BEHIND)
+    assert 0 == calls(cap)
+    passes(1)
+    assert 2 * routing.FORWARDS == calls(cap)
+    cap.series()
+    assert 2 * (BEHIND + 1) == calls(cap)
+
+
+def test_a_request_counts_what_is_outstanding(cap):
+    """Unless others are under way: then nobody waits."""
+    passes(3)
+    rec.request(0.1, 1.0, 3, idle=False)
+    assert 0 == calls(cap)
+    rec.request(0.1, 1.0, 3)
+    assert 6 == calls(cap)
+    assert 2 == cap.series()["gen_ai.server.request.duration", next(iter(labels_of(cap)))].count
+
+
+def labels_of(cap):
+    return [labels for name, labels in cap.series() if name == "gen_ai.server.request.duration"]
+
+
+def test_a_long_prefill_is_counted_early(cap):
+    """Many ids are not kept for eight passes."""
+    passes(1, ids=[[1, 2]] * (routing.MAX_IDS // 2))
+    passes(1)
+    router = cap.store.routers[threading.get_ident()]
+    assert 1 == len(router._batches)
+    assert 4 == router._ids
+
+
+def test_nothing_is_read_or_evaluated_between_two_batches(cap, no_evaluation):
+    """A call only keeps what it is given, masks and sets alike."""
+    array, mask = lazies.unevaluated(8), lazies.unevaluated(EXPERTS) > 0
+    before = lazies.memory()
+    for _ in range(routing.FORWARDS):
+        for layer in range(3):
+            rec.routed_array(layer, array, EXPERTS, mask, {1, 2}, mask)
+    assert before == lazies.memory()
+    cap.store.routers.clear()  # or the fixture's reading would evaluate
+
+
+# -- the model's work is its own -------------------------------------------------------------------------------
+
+
+def test_what_the_model_never_evaluates_stays_so(cap):
+    """A pass that nobody asked for is a loss, and is not computed."""
+    kept = [lazies.unevaluated() for _ in range(2)]
+    before = lazies.memory()
+    for layer, array in enumerate(kept):
+        rec.routed_array(layer, array, EXPERTS)
+    cap.store.drain()
+    assert before == lazies.memory()
+    assert {"unevaluated": 1} == lost(cap)
+    assert 0 == calls(cap)
+
+
+def test_dead_routers_behind_a_prefill_chunk_are_left_out(cap):
+    """The last layers' routing that the model does not need is no call, and no loss."""
+    for _ in range(2):
+        live_ones = [routing_of([[1, 2]]) for _ in range(2)]
+        for layer, array in enumerate([*live_ones, lazies.unevaluated()]):
+            rec.routed_array(layer, array, EXPERTS)
+        mx.eval(live_ones)
+    before = lazies.memory()
+    assert {"0": 2, "1": 2, "2": 0} == {layer: cap.total("moe.layer.calls", layer=layer) for layer in ("0", "1", "2")}
+    assert lazies.memory() <= before
+    assert {} == lost(cap)
+
+
+def test_a_pass_handed_over_whole_may_be_dead(cap):
+    """An integration hands over every pass of a model, also those whose routing is never needed."""
+    live.routed_pass(rec, (0,), (EXPERTS,), [lazies.unevaluated()])
+    live.routed_pass(rec, (0,), (EXPERTS,), [array := routing_of([[1, 2]])])
+    mx.eval(array)
+    assert 1 == cap.total("moe.layer.calls")
+    assert {} == lost(cap)
+
+
+def test_a_graph_that_only_grows_is_not_walked_for_ever(cap, monkeypatch):
+    """Passes of which nobody evaluates any are refused until the next request, and so is what they hold."""
+    monkeypatch.setattr(routing, "MAX_GRAPH", 400)
+    array = routing_of([[1, 2]])
+    for _ in range(3 * routing.FORWARDS):
+        array = array + 0
+        rec.routed_array(0, array, EXPERTS)
+    router = cap.store.routers[threading.get_ident()]
+    assert not router._closed
+    assert len(router._forward) <= 1
+    assert 3 * routing.FORWARDS == lost(cap)["unevaluated"] + len(router._forward)
+    cap.store.drain()
+    passes(1)
+    assert 2 == cap.total("moe.layer.calls")
+
+
+def test_functions_under_transformation_are_left_alone(cap):
+    """Inside mx.compile and mx.grad arrays are tracers: outputs are right, nothing is counted, nothing is kept."""
+
+    def forward(x):
+        indices = mx.argpartition(x, kth=2, axis=-1)[..., :2]
+        rec.routed_array(0, indices, 8)
+        return mx.take_along_axis(x, mx.stop_gradient(indices), axis=-1).sum()
+
+    x = mx.arange(8, dtype=mx.float32).reshape(1, 8)
+    plain = forward(x).item()
+    compiled = mx.compile(forward)
+    gradient = mx.grad(forward)(x)
+    for _ in range(2 * routing.FORWARDS):
+        assert plain == compiled(x).item()
+        mx.compile(lambda y: forward(y) * 2)(x)
+    assert [1.0, 1.0] + [0.0] * 6 == gradient.tolist()[0]
+    assert cap.total("moe.layer.calls") <= 2  # the plain one, and the gradient's if it is evaluated with it
+    assert [] == lazies.held(cap.store.routers[threading.get_ident()]._closed)
+
+
+def test_nothing_is_held_when_all_is_counted(cap):
+    """Memory is what it was once the figures are read."""
+    passes(4)
+    cap.series()
+    before = lazies.memory()
+    for _ in range(3):
+        passes(4 * routing.FORWARDS, ids=[[1, 2]] * 64)
+        cap.series()
+    assert before == lazies.memory()
+
+
+def test_at_most_three_batches_are_held(cap):
+    """However long it goes on without a request."""
+    most = []
+    for _ in range(20):
+        passes(routing.FORWARDS)
+        most.append(len(lazies.held(cap.store.routers[threading.get_ident()])))
+    assert max(most[-5:]) <= max(most[:5])
+
+
+# -- what is wrong ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [-1, EXPERTS, 1000])
+def test_an_id_that_is_none_spoils_its_call_only(cap, bad):
+    """The record is dropped whole, and memory beyond the counts is left alone."""
+    good = mx.array([[1, 2]])
+    wrong = mx.array([[1, bad]])
+    mx.eval(good, wrong)
+    for _ in range(2):
+        rec.routed_array(0, good, EXPERTS)
+        rec.routed_array(1, wrong, EXPERTS)
+        live.routed_pass(rec, (2, 3), (EXPERTS, EXPERTS), [good, wrong])
+    assert {"0": 2, "1": 0, "2": 2, "3": 0} == {
+        layer: cap.total("moe.layer.calls", layer=layer) for layer in ("0", "1", "2", "3")
+    }
+    assert {"out_of_range": 4} == lost(cap)
+
+
+WRONG = {
+    "a list": (([[1, 2]], EXPERTS), "not_a_number"),
+    "floats": ((mx.array([1.0]), EXPERTS), "not_a_number"),
+    "a scalar": ((mx.array(1), EXPERTS), "not_a_number"),
+    "no experts": ((mx.array([1]), 0), "out_of_range"),
+    "too many experts": ((mx.array([1]), 10**6), "out_of_range"),
+    "experts unknown": ((mx.array([1]), None), "not_a_number"),
+    "a lazy number of experts": ((mx.array([1]), mx.array(8)), "lazy_array"),
+    "a mask of another length": ((mx.array([1]), EXPERTS, mx.zeros((3,), dtype=mx.bool_)), "not_a_number"),
+    "a mask of numbers": ((mx.array([1]), EXPERTS, None, mx.zeros((EXPERTS,))), "not_a_number"),
+    "a set beyond the experts": ((mx.array([1]), EXPERTS, {EXPERTS}), "out_of_range"),
+    "a negative id in a set": ((mx.array([1]), EXPERTS, None, {-1}), "out_of_range"),
+    "lazy scalars in a set": ((mx.array([1]), EXPERTS, None, {mx.array(1)}), "lazy_array"),
+    "ready of text": ((mx.array([1]), EXPERTS, {1}, {1}, "12"), "not_a_number"),
+}
+
+
+@pytest.mark.parametrize("given", WRONG, ids=WRONG)
+def test_what_cannot_be_counted_is_refused(cap, given):
+    """With the reason, before anything of it counts or makes its layer known."""
+    arguments, reason = WRONG[given]
+    rec.routed_array(5, *arguments)
+    assert {reason: 1} == lost(cap)
+    assert 5 not in cap.store.layers
+    assert 0 == cap.total("moe.layer.calls")
+
+
+def test_an_error_in_one_pass_leaves_the_others(cap, monkeypatch):
+    """What cannot be reduced together is reduced apart."""
+    monkeypatch.setattr(counting, "on_cuda", lambda: True)
+    original = counting.token_counts
+
+    def failing(indices, experts):
+        if any(array.shape == (3, 2) for array in indices):
+            raise RuntimeError("no memory")
+        return original(indices, experts)
+
+    monkeypatch.setattr(counting, "token_counts", failing)
+    passes(2)
+    passes(1, ids=[[1, 2]] * 3)
+    assert 4 == cap.total("moe.layer.calls")
+    assert {"error": 1} == lost(cap)
+
+
+def test_off_it_does_nothing():
+    """Before start() and after stop()."""
+    rec.routed_array(0, [object()], None)
+    with capture() as cap:
+        passes(1)
+    passes(1)
+    cap.store.end()
+    assert 2 == calls(cap)
+
+
+# -- threads ----------------------------------------------------------------------------------------------------
+
+
+def in_thread(work):
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+def test_the_end_counts_what_another_thread_left(cap):
+    """A stop in the main thread takes over from a model's thread that waits."""
+    handed_in, ended = threading.Event(), threading.Event()
+
+    def model():
+        passes(5)
+        handed_in.set()
+        ended.wait(10)
+        passes(1)
+
+    thread = threading.Thread(target=model)
+    thread.start()
+    handed_in.wait(10)
+    cap.store.end()
+    assert 10 == calls(cap)
+    ended.set()
+    thread.join()
+    assert 10 == calls(cap)  # nothing is taken behind the end
+
+
+def test_threads_that_have_ended_leave_their_figures(cap):
+    """To the next thread that comes, or to the end; their identifiers may be used again."""
+    for _ in range(3):
+        in_thread(lambda: passes(2))
+    assert len(cap.store.routers) + len(cap.store.orphans) <= 2
+    in_thread(lambda: passes(2))
+    assert 12 == calls(cap)
+    cap.store.end()
+    assert 16 == calls(cap)
+
+
+def test_threads_count_apart_and_exactly(cap):
+    """Eight models at once."""
+    threads = [threading.Thread(target=lambda: (passes(30), cap.store.drain())) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert 8 * 60 == cap.total("moe.layer.calls")
+    assert Distribution((0, 480, *(0,) * 69), 960) == only(cap, "moe.expert.union")
+
+
+def only(cap, name):
+    (value,) = [value for (found, _), value in cap.series().items() if found == name and value.count]
+    return value
+
+
+# -- load -------------------------------------------------------------------------------------------------------
+
+
+def test_the_peak_looks_back_on_the_last_calls():
+    """Of 256 calls, in pieces of 64: older pieces go, and an old skew with them."""
+    load = ExpertLoad(4)
+    for _ in range(LOAD_CALLS):
+        load.count([0, 0])
+    assert 4.0 == load.peak()
+    for _ in range(LOAD_WINDOW):
+        load.count([0, 1, 2, 3])
+    assert 1.0 == load.peak()
+    assert [2 * LOAD_CALLS + LOAD_WINDOW, LOAD_WINDOW, LOAD_WINDOW, LOAD_WINDOW] == load.tokens
+
+
+def test_no_token_has_no_peak():
+    """Nothing to divide by."""
+    assert ExpertLoad(4).peak() is None
