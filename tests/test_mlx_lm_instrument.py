@@ -27,7 +27,7 @@ import mlx_lm.server
 import mlx_lm.utils
 from mlx import nn
 from mlx_lm.models import qwen3_moe, switch_layers
-from mlx_lm_tiny import EXPERTS, PROMPT, Witness, generate, lost, routing, save, tiny, tokenizer
+from mlx_lm_tiny import EXPERTS, PROMPT, Witness, durations, generate, lost, routing, save, tiny, tokenizer
 
 import moe_telemetry as mt
 from moe_telemetry.integrations import mlx_lm as integration
@@ -110,8 +110,10 @@ def test_functions_imported_by_name_are_replaced_too(recorder: mt.Recorder, capt
         kept = script.step
         integration.uninstrument()
         assert original is script.step
+        before = now()
         assert 3 == len(list(kept(mx.array(PROMPT), tiny(), max_tokens=3)))  # an object that still has ours
         assert 3 == captured.total("moe.tokens", phase="decode")
+        assert all(old is new for old, new in zip(before, now(), strict=True))
     finally:
         del sys.modules["a_script"]
 
@@ -402,6 +404,28 @@ def test_an_object_around_a_model(captured: Capture, recorder: mt.Recorder) -> N
     steps(Wrapper())
     assert {"0": 4, "1": 4, "2": 4} == decode_calls(captured)
     assert 11 == captured.total("moe.tokens", phase="prefill")
+
+
+def test_a_model_around_a_model(captured: Capture, recorder: mt.Recorder) -> None:
+    """Of a model inside another, both known, the outermost call is the pass."""
+
+    class Outer(nn.Module):
+        def __init__(self, inner: Any) -> None:
+            super().__init__()
+            self.language_model = inner
+
+        @property
+        def layers(self) -> list[Any]:
+            return self.language_model.layers
+
+        def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
+            return self.language_model(inputs[:, -1:] if inputs.shape[1] > 1 else inputs, cache=cache)
+
+    inner = tiny()
+    integration.instrument(inner, recorder=recorder)
+    steps(Outer(inner))
+    assert {"0": 4, "1": 4, "2": 4} == decode_calls(captured)
+    assert {("prefill", "10"): 1, ("prefill", "1"): 1, ("decode", "1"): 3} == durations(captured)
 
 
 def test_two_models_of_a_class(captured: Capture, recorder: mt.Recorder) -> None:

@@ -201,16 +201,18 @@ def test_time_to_first_token(server: Server, answers: list[Answer], path: dict[s
 
     def ask() -> list[Answer]:
         return together(
-            *(lambda begin=begin: server.chat(300, begin, stream=True, max_tokens=30, **path) for begin in (17, 19, 23))
+            *(
+                lambda begin=begin: server.chat(300, begin, stream=True, max_tokens=100, **path)
+                for begin in (17, 19, 23)
+            )
         )
 
     rise, made = differences(server, answers, ask)
     firsts = [answer.first for answer in made if answer.first is not None]
     assert 3 == len(firsts) == rise["first tokens"]
     assert 0 < rise["first seconds"] <= sum(firsts)
-    assert sum(firsts) - rise["first seconds"] < 3 * 0.25
+    assert sum(firsts) - rise["first seconds"] < 0.1 * sum(firsts) + 3 * 0.1
     if path:  # one after the other: the last has waited for the others, which no generation by itself shows
-        assert rise["first seconds"] > sum(firsts) - 3 * 0.25
         assert max(firsts) > 2 * min(firsts)
 
 

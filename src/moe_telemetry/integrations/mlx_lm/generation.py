@@ -154,7 +154,7 @@ class Speculation(Generation):
             return
         if item[2]:
             self._accepted += 1
-        if not item[2] or self._accepted == self._proposed:  # the model's own token: it stopped accepting
+        else:  # the model's own token: it has stopped accepting
             self._settle(self._proposed)
 
     def ended(self) -> None:
@@ -196,7 +196,9 @@ def _generation(state: State, kind: type[Generation], told: dict[str, Any]) -> G
     read = told.get("input_embeddings")
     if read is None:
         read = told.get("prompt")
-    if read is not None and not any(draft is model for draft in drafts for model in models):
+    if any(draft is model for draft in drafts for model in models):
+        drafts = []  # nobody can tell the calls of the one from the other's
+    elif read is not None:
         prompt = len(read)
     return kind(state, models, drafts, prompt)
 
