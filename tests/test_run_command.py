@@ -269,7 +269,7 @@ def test_the_program_runs_where_telemetry_cannot_start(tmp_path):
     """A taken port, a bad variable, a package that is broken: one line says why, and all else is the program's."""
     (tmp_path / "script.py").write_text("import sys; print('whole'); print('error', file=sys.stderr); sys.exit(5)")
     (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "psutil.py").write_text("1 / 0")
+    (tmp_path / "broken" / "prometheus_client.py").write_text("1 / 0")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

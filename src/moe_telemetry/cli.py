@@ -5,17 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any, NoReturn
 
-from . import report_command, run_command
 from .completion import SHELLS, PrintCompletion
-from .demo import command as demo
 from .demo.settings import DemoError
-from .monitoring import check, export, stack
 from .programs import ProgramError
 from .reports import ReportError
 from .settings import ConfigurationError
-from .top import command as top
 from .version import __version__
 
 
@@ -27,46 +24,46 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {' '.join(message.split())}; see {self.prog} --help\n")
 
 
-COMMANDS: tuple[tuple[str, Any, str, tuple[str, ...]], ...] = (
+COMMANDS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     (
         "demo",
-        demo,
+        "demo.command",
         "run a small real MoE with streamed experts under telemetry",
         ("demo --fault bad-predictor", "demo --tokens 300 --snapshot run.json"),
     ),
     (
         "run",
-        run_command,
+        "run_command",
         "run a Python program under telemetry, mlx_lm's models watched",
         ("run -- mlx_lm.server --model PATH", "run --snapshot run.json -- python serve.py"),
     ),
     (
         "top",
-        top,
+        "top.command",
         "watch endpoints from a terminal",
         ("top", "top gpu-1:9464 https://gpu-2.example", "top --once --interval 5"),
     ),
     (
         "report",
-        report_command,
+        "report_command",
         "print the figures of a run from its snapshot, or compare two runs",
         ("report run.json", "report 127.0.0.1:9464", "report --markdown pool-16.json pool-6.json"),
     ),
     (
         "check",
-        check,
+        "monitoring.check",
         "say what a live endpoint lacks, and which panels and alerts are empty for it",
         ("check 127.0.0.1:9464",),
     ),
     (
         "stack",
-        stack,
+        "monitoring.stack",
         "run Prometheus, Alertmanager and Grafana with the dashboards, without Docker",
         ("stack",),
     ),
     (
         "export",
-        export,
+        "monitoring.export",
         "write dashboards, rules and configuration for a site",
         ("export site --job moe --threshold recall_low=0.4",),
     ),
@@ -74,8 +71,11 @@ COMMANDS: tuple[tuple[str, Any, str, tuple[str, ...]], ...] = (
 """Name, module, what it does, and examples."""
 
 
-def build() -> argparse.ArgumentParser:
-    """The command line."""
+def build(only: str | None = None) -> argparse.ArgumentParser:
+    """The command line; of one command, where its name is given, with nothing loaded that others need.
+
+    `run` runs its program also where a package is broken.
+    """
     parser = _Parser(
         prog="moe-telemetry", description="Live telemetry for Mixture-of-Experts models with streamed experts."
     )
@@ -84,7 +84,10 @@ def build() -> argparse.ArgumentParser:
         "--print-completion", action=PrintCompletion, choices=SHELLS, help="print a script for the shell to source"
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, module, words, examples in COMMANDS:
+    for name, path, words, examples in COMMANDS:
+        if only not in (None, name):
+            continue
+        module: Any = import_module(f".{path}", __package__)
         command = commands.add_parser(
             name,
             help=words,
@@ -99,8 +102,10 @@ def build() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; `argv` without the program's name, the process' own by default."""
+    given = sys.argv[1:] if argv is None else list(argv)
+    only = next((name for name, *_ in COMMANDS if given[:1] == [name]), None)
     try:
-        options = build().parse_args(argv)
+        options = build(only).parse_args(given)
         status: int | Callable[[], int] = options.run(options)
     except (ConfigurationError, DemoError, ProgramError, ReportError) as error:
         print(f"moe-telemetry: {error}", file=sys.stderr)
