@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import pty
 import re
 import socket
+import struct
 import subprocess
 import sys
+import termios
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -126,6 +132,33 @@ def test_a_silent_endpoint_holds_up_nothing() -> None:
         (watched,) = watch_once([f"http://127.0.0.1:{slow.getsockname()[1]}"], 0.2, partial(Reader, seconds=0.3))
         assert "no answer in 0.3 s" == watched.failure
         assert time.monotonic() - begin < 3.0
+
+
+def test_q_in_a_real_terminal_waits_for_nobody() -> None:
+    """`moe-telemetry top` as a person starts it: drawn, and gone with q while an answer is still waited for."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        command = [sys.executable, "-m", "moe_telemetry", "top", f"127.0.0.1:{silent.getsockname()[1]}"]
+        environment = {**os.environ, "TERM": "xterm-256color"}
+        process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+        os.close(theirs)
+        connection, _ = silent.accept()  # within its five seconds from here on
+        shown = b""
+        while b"no answer yet" not in shown:
+            shown += os.read(ours, 65_536)
+        begin = time.monotonic()
+        os.write(ours, b"q")
+        threading.Thread(target=_drained, args=(ours,), daemon=True).start()
+        assert 0 == process.wait(timeout=30)
+        assert time.monotonic() - begin < 3.5
+        connection.close()
+
+
+def _drained(terminal: int) -> None:
+    with suppress(OSError):  # the end of the process
+        while os.read(terminal, 65_536):
+            pass
 
 
 @pytest.fixture(scope="module")
