@@ -19,8 +19,6 @@ from moe_telemetry import catalog as c
 pytest.importorskip("mlx.core")
 
 LAYERS, TOP_K = 12, 4
-CANNOT = {c.LOAD_PEAK.name}
-"""What the demo cannot produce: token counts by expert exist only where routing is reduced on the device."""
 ZERO_IN_PREFILL = {c.SPECULATION_TOKENS.name}
 MAY_BE_ZERO = {
     c.LOST,
@@ -132,6 +130,44 @@ def test_output_names_the_endpoint_and_both_phases(finished):
         assert words in output
 
 
+def test_device_routing_has_the_totals_of_the_plain_run(cache, tmp_path):
+    """Without prefetch, where nothing depends on timing: every counter, every union and the output, to the integer."""
+    texts, snapshots = [], []
+    for options in ((), ("--device-routing",)):
+        file = tmp_path / "s.json"
+        done = _run(cache, "--tokens", 30, "--no-prefetch", "--port", 0, "--snapshot", file, *options)
+        assert (0, "") == (done.returncode, done.stderr)
+        texts.append(done.stdout)
+        snapshots.append(json.loads(file.read_text()))
+    plain, device = snapshots
+    for metric in c.counters():
+        if metric is not c.PROCESS_CPU:
+            found = (snapshot["metrics"].get(metric.name, {"series": []})["series"] for snapshot in snapshots)
+            assert len({json.dumps(series) for series in found}) == 1, metric.name
+    assert plain["unions"] == device["unions"]
+    assert len({re.search(r"output ([0-9a-f]{16})", text)[1] for text in texts}) == 1
+    assert _total(device, c.LAYER_CALLS) > 0 == _total(device, c.LOST)
+
+
+def test_load_by_expert_is_known_with_device_routing_only(finished, cache, tmp_path):
+    """Then each layer has the tokens of its passes, top-k times, and a busiest expert; else no such figure."""
+    _, plain = finished
+    assert ({}, False) == (plain["experts"], c.LOAD_PEAK.name in plain["metrics"])
+    file = tmp_path / "s.json"
+    done = _run(cache, "--tokens", 20, "--device-routing", "--port", 0, "--snapshot", file)
+    assert (0, "") == (done.returncode, done.stderr)
+    device = json.loads(file.read_text())
+    passes = device["metrics"][c.FORWARD_DURATION.name]["series"]
+    computed = sum(int(series["labels"]["seq"]) * series["count"] for series in passes)
+    assert {str(layer): TOP_K * computed for layer in range(LAYERS)} == {
+        layer: sum(tokens) for layer, tokens in device["experts"].items()
+    }
+    # Fewer calls than the peak looks back on: it is that of the whole run.
+    expected = {layer: max(tokens) * len(tokens) / sum(tokens) for layer, tokens in device["experts"].items()}
+    series = device["metrics"][c.LOAD_PEAK.name]["series"]
+    assert expected == {found["labels"]["layer"]: found["value"] for found in series}
+
+
 def test_a_fault_is_told(cache):
     """When a fault will be on, when it is on, and when it is over."""
     options = ("--fault", "bad-predictor", "--fault-after", 1, "--fault-for", 1)
@@ -165,7 +201,7 @@ def test_telemetry_changes_no_output(cache, finished):
 
 def test_scrape_holds_what_the_demo_can_produce(cache):
     """Every catalog metric, nonzero in both phases, within the series budget; Ctrl-C ends it cleanly."""
-    process, url = _start(cache)
+    process, url = _start(cache, "--device-routing")
     try:
         deadline = time.monotonic() + 90
         while "prefill" not in (text := _get(f"{url}/metrics")) or time.monotonic() < deadline - 75:
@@ -189,9 +225,7 @@ def test_scrape_holds_what_the_demo_can_produce(cache):
         phases = c.PHASES if "phase" in metric.keys else (None,)
         for phase in phases:
             values = [sample.value for sample in found if phase in (None, sample.labels.get("phase"))]
-            if metric.name in CANNOT:
-                assert not values
-            elif not values or not (any(values) or metric in MAY_BE_ZERO):
+            if not values or not (any(values) or metric in MAY_BE_ZERO):
                 missing.append((name, phase))
     assert [] == missing
 

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("mlx.core")
 
-from moe_telemetry import Phase, recorder
+from moe_telemetry import Phase, Recorder, recorder
 from moe_telemetry.demo import text as demo_text
 from moe_telemetry.demo.config import ModelConfig
 from moe_telemetry.demo.engine import Engine
@@ -23,9 +24,25 @@ from moe_telemetry.demo.model import KVCache
 from moe_telemetry.demo.pool import LayerPool
 from moe_telemetry.demo.settings import DemoError, DemoSettings
 from moe_telemetry.hooks import HOOKS
+from moe_telemetry.live import LiveRecorder
+from moe_telemetry.testing import capture
 
 SMALL = ModelConfig(layers=3, experts=32, width=64, hidden=64)
 """Small enough to be quick, with the default's largest union of 16."""
+
+ROUTING = (
+    "moe.expert.lookups",
+    "moe.layer.calls",
+    "moe.layer.experts",
+    "moe.layer.overflows",
+    "moe.layer.union.max",
+    "moe.expert.union",
+    "moe.expert.union.max",
+    "moe.predictor.experts",
+    "moe.predictor.candidates",
+    "moe.prefetch.hits",
+)
+"""What `routed` counts."""
 
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]
 
@@ -128,6 +145,39 @@ def test_outputs_do_not_depend_on_the_recorder(cache: Path, reference: RunResult
     result, _ = play(cache)
     assert (reference.digest, reference.final_logits) == (result.digest, result.final_logits)
     assert calls
+
+
+def test_device_routing_counts_what_routed_would(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The figures of `routed_array` are those of `routed` in the same passes, whatever the timing, also of a pool that
+    shrinks and grows before they are read."""
+    other = Recorder()
+    originals = {name: getattr(LiveRecorder, name) for name in ("forward", "pool", "routed_array")}
+
+    def in_both(name: str) -> Any:
+        def hook(self: LiveRecorder, *args: Any, **kwargs: Any) -> None:
+            for each in (self, other):
+                originals[name](each, *args, **kwargs)
+
+        return hook
+
+    def route_in_both(self: LiveRecorder, layer: int, indices: Any, experts: int, **sets: Any) -> None:
+        originals["routed_array"](self, layer, indices, experts, **sets)
+        other.routed(layer, set(np.asarray(indices).ravel().tolist()), **sets)
+
+    for name in ("forward", "pool"):
+        monkeypatch.setattr(LiveRecorder, name, in_both(name))
+    monkeypatch.setattr(LiveRecorder, "routed_array", route_in_both)
+    fault = {"fault": "small-pool", "fault_after": 0.1, "fault_for": 0.2}
+    with capture(locked=False) as device, capture(locked=False, recorder=other) as plain:
+        play(cache, device_routing=True, read_mbps=200.0, **fault)
+        found, expected = device.series(), plain.series()
+    assert 0 < plain.total("moe.layer.overflows") < plain.total("moe.layer.calls")
+    assert 0 < plain.total("moe.prefetch.hits")
+    for name in ROUTING:
+        one, two = ({key: value for key, value in all_.items() if key[0] == name} for all_ in (expected, found))
+        assert one
+        assert one == two
+    assert 0 == device.total("moe.telemetry.dropped") == plain.total("moe.telemetry.dropped")
 
 
 def test_another_seed_gives_other_outputs(cache: Path, reference: RunResult) -> None:

@@ -40,6 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="speed of the simulated disk in MB/s (%(default)g); the page cache would make every prefetch early",
     )
     add("--no-prefetch", action="store_true", help="read experts on demand only")
+    add(
+        "--device-routing",
+        action="store_true",
+        help="hand routed ids to the recorder as MLX arrays, which it counts some passes later",
+    )
     add("--snapshot", type=Path, metavar="FILE", help="write the exact totals as JSON at the end")
     add("--no-telemetry", action="store_true", help="the same run without recording, to measure what recording costs")
     add("--fault", choices=FAULTS, help="spoil the run for a while, to see it on a dashboard")
@@ -58,6 +63,7 @@ def run(options: argparse.Namespace) -> int:
         slots=options.slots,
         read_mbps=options.read_mbps,
         prefetch=not options.no_prefetch,
+        device_routing=options.device_routing,
         fault=options.fault,
         fault_after=options.fault_after,
         fault_for=options.fault_for,

@@ -88,7 +88,9 @@ class Engine:
         self._generation = Generation(
             config,
             model,
-            StreamedExperts(config, model, pools, blobs, self._disk, self._reader, prefetcher),
+            StreamedExperts(
+                config, model, pools, blobs, self._disk, self._reader, prefetcher, settings.device_routing
+            ),
             prefetcher,
             self._fault,
             LoopedText(text),

@@ -35,7 +35,9 @@ class StreamedExperts:
         disk: SimulatedDisk,
         reader: PrefetchReader | None,
         prefetcher: Prefetcher | None,
+        device_routing: bool,
     ) -> None:
+        self._experts = config.experts
         self._expert_bytes = config.expert_bytes
         self._layers = model.layers
         self._pools = pools
@@ -43,6 +45,7 @@ class StreamedExperts:
         self._disk = disk
         self._reader = reader
         self._prefetcher = prefetcher
+        self._device_routing = device_routing
 
     def __call__(self, layer: int, h: mx.array) -> mx.array:
         """The residual stream behind the layer's experts, (T, D) to (T, D), evaluated; `h` must be evaluated."""
@@ -55,11 +58,12 @@ class StreamedExperts:
         routed = {expert for row in rows for expert in row}
         rec.block("route", time.perf_counter() - began)
 
-        if self._prefetcher is None:
-            rec.routed(layer, routed, resident=set(pool.slot_of))
+        predicted, ready = (None, None) if self._prefetcher is None else self._prefetcher.promote(layer)
+        resident = set(pool.slot_of)
+        if self._device_routing:
+            rec.routed_array(layer, ids, self._experts, resident=resident, predicted=predicted, ready=ready)
         else:
-            predicted, ready = self._prefetcher.promote(layer)
-            rec.routed(layer, routed, resident=set(pool.slot_of), predicted=predicted, ready=ready)
+            rec.routed(layer, routed, resident=resident, predicted=predicted, ready=ready)
         pool.use(routed)
 
         y = self._compute(pool, x, rows, routed)
