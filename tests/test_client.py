@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 from conftest import free_port
@@ -137,6 +140,20 @@ def test_answers_that_are_none(sent: bytes, words: str) -> None:
 def test_nobody_there() -> None:
     """The system's own words."""
     assert "connection refused" == reason(f"http://127.0.0.1:{free_port()}/metrics")
+
+
+def test_a_certificate_that_is_not_trusted(tmp_path: Path, start, monkeypatch) -> None:
+    """What to do is said, and doing it helps."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("the openssl binary, which makes the certificate, is not installed")
+    command = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=server -addext"
+    names = ["subjectAltName=IP:127.0.0.1", "-keyout", str(tmp_path / "key"), "-out", str(tmp_path / "pem")]
+    subprocess.run([openssl, *command.split(), *names], check=True, capture_output=True)
+    telemetry = start(tls_cert=str(tmp_path / "pem"), tls_key=str(tmp_path / "key"))
+    assert "name one that is in SSL_CERT_FILE" in reason(f"{telemetry.url}/metrics")
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "pem"))
+    assert b"moe_run_info" in get(f"{telemetry.url}/metrics", "text/plain")
 
 
 def test_loopback_is_not_asked_of_a_proxy(start, monkeypatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import time
 import urllib.error
 import urllib.request
@@ -89,7 +90,9 @@ def _reason(error: Exception, seconds: float) -> str:
     cause = inner if isinstance(inner, Exception) else error
     if isinstance(cause, TimeoutError):
         return f"no answer in {seconds:g} s"
-    if isinstance(error, urllib.error.HTTPError):
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        words = f"its certificate is not trusted, {cause.verify_message}: name one that is in SSL_CERT_FILE"
+    elif isinstance(error, urllib.error.HTTPError):
         words = f"answers {error.code} {error.reason}"
     else:
         words = str(getattr(cause, "strerror", None) or str(cause) or type(cause).__name__).lower()
