@@ -88,9 +88,7 @@ class Engine:
         self._generation = Generation(
             config,
             model,
-            StreamedExperts(
-                config, model, pools, blobs, self._disk, self._reader, prefetcher, settings.device_routing
-            ),
+            StreamedExperts(config, model, pools, blobs, self._disk, self._reader, prefetcher, settings.device_routing),
             prefetcher,
             self._fault,
             LoopedText(text),
