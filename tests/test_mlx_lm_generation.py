@@ -6,6 +6,7 @@ import gc
 import inspect
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -468,6 +469,63 @@ def test_an_error_of_the_model_passes(model: Any, captured: Capture, monkeypatch
     assert 6 == len(list(steps(model)))
     assert 22 == captured.total("moe.tokens", phase="prefill")
     assert before == captured.total("moe.telemetry.dropped")
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        *("binding.Binding.knows", "binding.Binding.place", "binding.Binding.bind", "binding.Binding.tops"),
+        *("passes.State.select", "passes.State.done", "passes.State.declare", "passes.State.know"),
+        *("generation.Generation.begins", "generation.Generation.is_draft", "generation.Generation.resumed"),
+        *("generation.Generation.yielded", "generation.Generation.returned", "generation.Generation.ended"),
+        *("generation.Generation.__init__", "generation.Speculation.begins", "generation.Speculation._settle"),
+        *("batches._Prompts.begins", "batches._Prompts.__init__", "batches._Step.begins", "batches._Step.returned"),
+        *("batches._LastPromptTokens.begins", "batches.Batches._begin", "batches.Batches._follow"),
+    ],
+)
+def test_errors_of_ours_stay_with_us(recorder: mt.Recorder, monkeypatch: Any, broken: str) -> None:
+    """Whatever fails in the integration, a model says what it says, and the failure is counted."""
+    model, draft = tiny(num_hidden_layers=1), tiny(num_hidden_layers=1)
+    prompt = mx.array(PROMPT)
+
+    def outputs() -> list[Any]:
+        found = [token for token, _ in steps(model, max_tokens=2)]
+        speculated = generate.speculative_generate_step(prompt, model, draft, max_tokens=3)
+        found += [token for token, _, _ in speculated]
+        generator = generate.BatchGenerator(model)
+        generator.insert([PROMPT], [2])
+        while responses := generator.next_generated():
+            found += [response.token for response in responses]
+        generator.close()
+        return found
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("ours")
+
+    plain = outputs()
+    module, _, attribute = broken.partition(".")
+    monkeypatch.setattr(f"moe_telemetry.integrations.mlx_lm.{module}.{attribute}", fail)
+    with capture(recorder=recorder) as found:
+        integration.instrument(recorder=recorder)
+        try:
+            assert plain == outputs()
+        finally:
+            integration.uninstrument()
+        assert found.total("moe.telemetry.hook.errors") > 0
+
+
+def test_threads_that_generate_at_once(model: Any, captured: Capture) -> None:
+    """Passes, tokens and requests of several threads are counted each in full."""
+    models = [model, tiny(seed=1), tiny(seed=2)]
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda each: [token for token, _ in steps(each)], models))
+    assert [6, 6, 6] == [len(tokens) for tokens in found]
+    captured.store.drain_orphans()  # those threads have ended
+    assert (33, 18) == (captured.total("moe.tokens", phase="prefill"), captured.total("moe.tokens", phase="decode"))
+    assert 3 == seen(captured, REQUEST)[0]
+    assert {("prefill", "4"): 6, ("prefill", "2"): 3, ("prefill", "1"): 3, ("decode", "1"): 15} == durations(captured)
+    calls, _ = routing(captured)
+    assert {"0": 18, "1": 18, "2": 18} == {layer: count for (phase, layer), count in calls.items() if phase == "decode"}
 
 
 def test_telemetry_that_stops_in_the_middle(model: Any, recorder: mt.Recorder) -> None:
