@@ -48,7 +48,7 @@ class Thread(threading.local):
 
     work: Work | None = None
     model: object = None  # of the outermost call in progress
-    muted = False  # in a draft model
+    muted = False  # in a pass that is not recorded, a draft model's for one
     calls: list[Any] | None = None  # modules with experts called in the pass so far
     indices: list[Any]  # theirs
     # Of the last pass: the binding's version, ids of the modules, their layers and numbers of experts.
@@ -120,7 +120,8 @@ class State:
                 return original(self, *args, **kwargs)
             thread.model = self
             try:
-                state.guarded("forward", state._begin, self, args, kwargs)
+                # A pass that could not be begun has no phase, and its routing nothing to count in.
+                thread.muted = not state.guarded("forward", state._begin, self, args, kwargs)
                 if not thread.muted:
                     thread.calls, thread.indices = [], []
                 return original(self, *args, **kwargs)
@@ -136,17 +137,18 @@ class State:
 
         return __call__
 
-    def _begin(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _begin(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Tell the work and the recorder of a pass; whether it is one that is recorded."""
         now = perf_counter()
         self.know(model)
         self.declare(self.recorder._store)
         work = self.thread.work
-        if work is not None and work.is_draft(model):
-            self.thread.muted = True
         sequences, length = _shape(args, kwargs)
         phase = None if work is None else work.begins(model, sequences, length, now)
-        if not self.thread.muted:
-            self.select(phase, length)
+        if work is not None and work.is_draft(model):
+            return False
+        self.select(phase, length)
+        return True
 
     def select(self, phase: Phase | None, length: int) -> None:
         """Begin a pass, or make one the latest again, for what is recorded next."""
