@@ -12,6 +12,8 @@ from __future__ import annotations
 import argparse
 import gc
 import http.client
+import multiprocessing
+import os
 import random
 import sys
 import threading
@@ -29,6 +31,7 @@ import moe_telemetry as mt
 from moe_telemetry import catalog as c
 from moe_telemetry import rounds
 from moe_telemetry.catalog import BY_NAME
+from moe_telemetry.processes import PARENT_VARIABLE
 
 LAYERS, EXPERTS, SLOTS = 48, 128, 64
 STEPS = 48
@@ -168,32 +171,61 @@ class Reader:
 
 
 class Scrapes:
-    """A client that keeps its connection and looks at some of what it gets."""
+    """A client that keeps its connection and looks at some of what it gets.
+
+    In a process of its own, so that what it reads and parses is not taken for ours.
+    """
 
     def __init__(self, port: int) -> None:
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-        self._last: dict[Any, float] = {}
+        context = multiprocessing.get_context("spawn")
+        self._pipe, far = context.Pipe()
+        marked = os.environ.pop(PARENT_VARIABLE, None)  # a client has no hooks to be warned of
+        self._process = context.Process(target=_scraper, args=(port, far), daemon=True)
+        self._process.start()
+        if marked is not None:
+            os.environ[PARENT_VARIABLE] = marked
         self.number = 0
-        self.samples = 0
-        self.fallen: list[str] = []
 
     def make(self) -> None:
-        """One scrape."""
-        self._connection.request("GET", "/metrics")
-        text = self._connection.getresponse().read()
+        """One scrape, read to its end."""
+        self._pipe.send(True)
+        self._pipe.recv()
         self.number += 1
-        if self.number % PARSED_EVERY == 1:
-            self._look(text.decode())
 
-    def _look(self, text: str) -> None:
-        self.samples = 0
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                self.samples += 1
-                key = (sample.name, tuple(sorted(sample.labels.items())))
-                if family.type != "gauge" and sample.value < self._last.get(key, 0.0):
-                    self.fallen.append(f"{key} from {self._last[key]} to {sample.value}")
-                self._last[key] = sample.value
+    def end(self) -> tuple[int, list[str]]:
+        """Samples of the last scrape, and counters that have fallen from one to a later one."""
+        self._pipe.send(False)
+        samples, fallen = self._pipe.recv()
+        self._process.join()
+        return samples, fallen
+
+
+def _scraper(port: int, pipe: Any) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    last: dict[Any, float] = {}
+    fallen: list[str] = []
+    text, number = "", 0
+    while pipe.recv():
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode()
+        if number % PARSED_EVERY == 0:
+            _look(text, last, fallen)
+        number += 1
+        pipe.send(None)
+    pipe.send((_look(text, last, fallen), fallen))
+
+
+def _look(text: str, last: dict[Any, float], fallen: list[str]) -> int:
+    """Compare with the samples before; how many there are."""
+    number = 0
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            number += 1
+            key = (sample.name, tuple(sorted(sample.labels.items())))
+            if family.type != "gauge" and sample.value < last.get(key, 0.0):
+                fallen.append(f"{key} from {last[key]} to {sample.value}")
+            last[key] = sample.value
+    return number
 
 
 def wrong(snapshot: dict[str, Any], expected: Counter[Key]) -> list[str]:
@@ -258,6 +290,8 @@ def run(events: int) -> list[str]:
                 print(f"{done:>13,} events, {resident():7.2f} MiB, {time.monotonic() - begin:6.0f} s", flush=True)
         reader.end()
         scrapes.make()
+        last = resident()
+        samples, fallen = scrapes.end()
         snapshot = telemetry.snapshot()
     expected: Counter[Key] = Counter()
     for each, number in zip(steps, times, strict=True):
@@ -267,12 +301,12 @@ def run(events: int) -> list[str]:
     lost = sum(value for (name, _), value in expected.items() if name == c.LOST.name)
     print(
         f"{done:,} events ({lost:,} dropped, as wanted) in {time.monotonic() - begin:.0f} s, "
-        f"{scrapes.number:,} scrapes of {scrapes.samples:,} samples; {len(expected):,} totals, {len(found)} wrong"
+        f"{scrapes.number:,} scrapes of {samples:,} samples; {len(expected):,} totals, {len(found)} wrong"
     )
-    first, last = memory.get(10**6), resident()
+    first = memory.get(10**6)
     if first is not None and last - first > GROWN_MOST:
         found.append(f"memory has grown by {last - first:.2f} MiB, at most {GROWN_MOST:g}")
-    return found + scrapes.fallen
+    return found + fallen
 
 
 def main() -> int:
