@@ -25,7 +25,8 @@ from moe_telemetry.programs import model_of
 BIN = Path(sys.executable).parent
 COMMAND = [str(BIN / "moe-telemetry"), "run"]
 QUIET = [*COMMAND, "--quiet", "--port", "0", "--"]
-PYTHON = str(BIN / "python")
+PYTHON = re.search(r"/\S*/python[\d.]*", (BIN / "moe-telemetry").read_text())[0]
+"""The interpreter by the name that the command is started with, which messages of the interpreter have."""
 TIMEOUT = 120
 
 SHOW = """
