@@ -22,8 +22,9 @@ Generated from `src/moe_telemetry/catalog.py` by `make generate`; change it ther
 
 Counters of known label sets exist at 0 from the start; a layer's appear when the layer is known
 (`start(num_layers=…)`, `recorder.pool`, or its first event). `moe.expert.lookups` and `moe.predictor.*` appear with
-the first `recorder.pool`, or the first `routed` that carries `resident` or `predicted`: a runtime that has no pool has
-no hit rate of 0. Gauges appear with their first value. A pair of phase and seq appears when it is first used.
+the first `recorder.pool`, or the first `routed` or `routed_array` that carries `resident` or `predicted`: a runtime
+that has no pool has no hit rate of 0. Gauges appear with their first value. A pair of phase and seq appears when it is
+first used.
 
 `layer` is the layer's index, `none` where the caller did not know it, or `other` for layers past the first 256.
 With `start(layers="off")` the label is gone: counters are sums over layers, `moe.pool.*` is the smallest pool, the

@@ -38,7 +38,6 @@ EMPTY = {
     "Alerts that fire": "a healthy run fires none",
     "Decode: experts served otherwise, share": "the demo serves all of them by their weights",
     "Prefill: experts served otherwise, share": "the same",
-    "Busiest expert's load by layer": "the demo keeps no token counts by expert",
 }
 """Panels without data in a healthy demo, and why."""
 ABOVE_ONE = {
@@ -49,9 +48,6 @@ ABOVE_ONE = {
     "Mean experts per call, of the layer's pool": "prefill's calls may be larger than the pool",
 }
 """Of unit percentunit, yet no parts of a whole."""
-UNSEEN = {c.LOAD_PEAK: "layer"}
-"""What the demo does not export at all, with the label that it would have."""
-
 DASHBOARDS = build(CONFIG)
 each_target = each_target_of(DASHBOARDS)
 
@@ -96,11 +92,12 @@ class Run:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A healthy demo of some 40 s, ended by Ctrl-C, scraped every second until the last count is in."""
+    """A healthy demo of some 40 s, its routing kept in arrays; ended by Ctrl-C, scraped every second until the last
+    count is in."""
     folder = tmp_path_factory.mktemp("live")
     port, file, rule_file = free_port(), folder / "snapshot.json", folder / "rules.yml"
     rule_file.write_text(rules.render(CONFIG), encoding="utf-8")
-    options = ["--port", port, "--cache", folder / "cache", "--snapshot", file, "--linger", 20]
+    options = ["--device-routing", "--port", port, "--cache", folder / "cache", "--snapshot", file, "--linger", 20]
     command = [sys.executable, "-m", "moe_telemetry", "demo", *map(str, options)]
     instance = f"127.0.0.1:{port}"
     with prometheus(folder, targets=[instance], rules=[rule_file]) as server, (folder / "out").open("w") as output:
@@ -130,9 +127,6 @@ def _known(server):
     recorded = {rule["record"] for group in rules.groups(CONFIG) for rule in group["rules"] if "record" in rule}
     # An alert may be pending at this moment, and none has ever fired.
     known = Known({name: labels for name, labels in series.items() if name not in recorded | OF_PROMETHEUS.keys()})
-    for metric, label in UNSEEN.items():
-        assert metric.prometheus not in known.series
-        known.series[metric.prometheus] = {label: set()}
     known.free = {**known.free, **{name: {"phase", "outcome", "source", "model", "run"} for name in recorded}}
     return known
 

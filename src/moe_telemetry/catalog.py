@@ -328,7 +328,8 @@ LOAD_PEAK = Metric(
     Kind.GAUGE,
     "{expert}",
     (_LAYER,),
-    "Busiest expert's share of its layer's routed tokens times the expert count, over the last 256 forwards.",
+    "Busiest expert's share of its layer's routed tokens times the expert count (1: even), over some 256 calls; known "
+    "where routing comes as arrays (routed_array, mlx_lm).",
 )
 TTFT = Metric(
     "gen_ai.server.time_to_first_token",

@@ -21,7 +21,8 @@ from .recording import rules as recording_rules
 
 TIMEOUT_SECONDS = 10.0
 
-_LOOKUPS = "the runtime declares no pool (recorder.pool) and gives routed() no `resident`"
+_ROUTING = "neither routed(), routed_array() nor union() is called"
+_LOOKUPS = "the runtime declares no pool (recorder.pool) and gives routed() or routed_array() no `resident`"
 _PREDICTOR = "the runtime declares no pool and gives routed() no `predicted`; recall() is not called either"
 _REQUEST = "recorder.request is not called"
 WHY: dict[str, str] = {
@@ -29,11 +30,11 @@ WHY: dict[str, str] = {
     c.PREFETCH_HITS.name: "routed() got no `ready`, or no prefetch made a hit",
     c.PREDICTOR_EXPERTS.name: _PREDICTOR,
     c.PREDICTOR_CANDIDATES.name: _PREDICTOR,
-    c.LAYER_CALLS.name: "no layer is known: neither routed() nor union() is called; start(num_layers=...) is not given",
-    c.LAYER_EXPERTS.name: "neither routed() nor union() is called",
-    c.LAYER_UNION_MAX.name: "neither routed() nor union() is called",
-    c.UNION.name: "neither routed() nor union() is called",
-    c.UNION_MAX.name: "neither routed() nor union() is called",
+    c.LAYER_CALLS.name: f"no layer is known: {_ROUTING}; start(num_layers=...) is not given",
+    c.LAYER_EXPERTS.name: _ROUTING,
+    c.LAYER_UNION_MAX.name: _ROUTING,
+    c.UNION.name: _ROUTING,
+    c.UNION_MAX.name: _ROUTING,
     c.LAYER_OVERFLOWS.name: "no union was above its pool, or no pool is declared",
     c.POOL_CAPACITY.name: "recorder.pool was given no capacity",
     c.POOL_RESIDENT.name: "recorder.pool was given no resident count",
@@ -54,7 +55,7 @@ WHY: dict[str, str] = {
     c.FORWARD_ACTIVE.name: "recorder.forward_done is not called",
     c.TOKENS.name: "recorder.tokens is not called",
     c.SPECULATION_TOKENS.name: "recorder.speculation is not called: no speculative decoding",
-    c.LOAD_PEAK.name: "token counts by expert exist only where routing is reduced on the device",
+    c.LOAD_PEAK.name: "routed() is not told how many tokens chose an expert: routed_array() and mlx_lm's routing are",
     c.TTFT.name: _REQUEST,
     c.TPOT.name: _REQUEST,
     c.REQUEST_DURATION.name: _REQUEST,

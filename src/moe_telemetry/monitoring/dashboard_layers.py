@@ -132,8 +132,8 @@ def load_peak() -> Panel:
     """Is the routing lopsided?"""
     about = About(
         "Busiest expert's load by layer",
-        "Tokens of a layer's busiest expert as a multiple of an even share, over the last 256 passes of both phases. "
-        "High: a few experts do most of the work, so pin them in the pool.",
+        "Tokens of a layer's busiest expert as a multiple of an even share, over its last 256 calls or so of both "
+        "phases. High: a few experts do most of the work, so pin them in the pool.",
         "suffix: x even",
         causes.NO_TOKEN_COUNTS,
         1,
