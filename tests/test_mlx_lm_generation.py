@@ -19,6 +19,7 @@ from mlx_lm_tiny import EOS, PROMPT, Witness, durations, generate, lost, near, r
 
 import moe_telemetry as mt
 from moe_telemetry.integrations import mlx_lm as integration
+from moe_telemetry.integrations.mlx_lm.generation import Generation
 from moe_telemetry.testing import Capture, capture
 
 TTFT, TPOT, REQUEST = (
@@ -512,6 +513,27 @@ def test_errors_of_ours_stay_with_us(recorder: mt.Recorder, monkeypatch: Any, br
         finally:
             integration.uninstrument()
         assert found.total("moe.telemetry.hook.errors") > 0
+
+
+def test_a_pass_that_cannot_be_begun(model: Any, recorder: mt.Recorder, monkeypatch: Any) -> None:
+    """Its phase is not known, and its routing counts nowhere; the passes before and behind it count as ever."""
+    begins, begun = Generation.begins, []
+
+    def fail_once(self: Any, *args: Any) -> Any:
+        begun.append(args)
+        if len(begun) == 6:
+            raise RuntimeError("ours")
+        return begins(self, *args)
+
+    monkeypatch.setattr(Generation, "begins", fail_once)
+    with capture(recorder=recorder) as found, Witness(model).watching() as witness:
+        integration.instrument(recorder=recorder)
+        list(steps(model))
+        integration.uninstrument()
+        wanted = witness.routing(["prefill"] * 4 + ["decode", "lost"] + ["decode"] * 4, dead=(0, 1, 2))
+        assert [{key: count for key, count in each.items() if key[0] != "lost"} for each in wanted] == list(
+            routing(found)
+        )
 
 
 def test_threads_that_generate_at_once(model: Any, captured: Capture) -> None:
