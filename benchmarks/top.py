@@ -5,7 +5,10 @@ and without it follow each other in pairs, the order turned each time; without i
 a client that only scrapes at the same interval: what an endpoint pays where `top` runs on another host. Exit status 1
 when a target is missed.
 
-    python benchmarks/top.py [--pairs 12] [--block 6]
+Wall times of a shared machine differ by far more than what is to be seen here, so the processor time of the demo's
+process is compared as well, which answering a scrape is part of, and an answer's own is told by itself.
+
+    python benchmarks/top.py [--pairs 8] [--block 12]
 """
 
 from __future__ import annotations
@@ -22,7 +25,6 @@ import sys
 import termios
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -80,8 +82,8 @@ class Blocks:
         self._plan = [
             name for pair in range(pairs) for each in names for name in ((each, "") if pair % 2 else ("", each))
         ]
-        self.blocks: list[tuple[str, list[float]]] = []
-        self._until = 0.0
+        self.blocks: list[tuple[str, list[float], list[float]]] = []
+        self._until = self._used = 0.0
         self.done = threading.Event()
 
     def step(self, phase: str, seconds: float) -> None:
@@ -94,34 +96,39 @@ class Blocks:
             wanted = self._plan[len(self.blocks)]
             for name, process in self._watchers.items():
                 process.send_signal(signal.SIGCONT if name == wanted else signal.SIGSTOP)
-            self.blocks.append((wanted, []))
+            self.blocks.append((wanted, [], []))
             self._until = now + self._seconds
+            self._used = time.process_time()
+        used = time.process_time()
         if phase == "decode":
             self.blocks[-1][1].append(seconds)
+            self.blocks[-1][2].append(used - self._used)
+        self._used = used
 
-    def ratios(self, name: str) -> list[float]:
-        """Mean step of each block with a watcher over that of its neighbour without."""
+    def ratios(self, name: str, processor: bool) -> list[float]:
+        """Mean step of each block with a watcher over that of its neighbour without, by the wall or the processor."""
         pairs = [self.blocks[at : at + 2] for at in range(0, len(self.blocks) - 1, 2)]
         found = []
         for pair in pairs:
-            means = {key: statistics.fmean(steps) for key, steps in pair if steps}
+            means = {key: statistics.fmean(used if processor else wall) for key, wall, used in pair if wall}
             if set(means) == {name, ""}:
                 found.append(means[name] / means[""])
         return found
 
 
-def timed(url: str) -> float:
-    """Seconds of one scrape."""
-    begin = time.perf_counter()
-    urllib.request.urlopen(f"{url}/metrics", timeout=10).read()
-    return time.perf_counter() - begin
+def answered(url: str, times: int = 50) -> float:
+    """Processor seconds of this process, where the endpoint is, for one answer; the client is another process."""
+    client = "import sys, urllib.request\nfor _ in range(int(sys.argv[2])): urllib.request.urlopen(sys.argv[1]).read()"
+    begin = time.process_time()
+    subprocess.run([sys.executable, "-c", client, f"{url}/metrics", str(times)], check=True, timeout=120)
+    return (time.process_time() - begin) / times
 
 
 def main() -> int:
     """Measure, print, and fail on a missed target."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=12)
-    parser.add_argument("--block", type=float, default=6.0, help="seconds")
+    parser.add_argument("--pairs", type=int, default=8)
+    parser.add_argument("--block", type=float, default=12.0, help="seconds")
     options = parser.parse_args()
     with mt.start(model="demo-moe", runtime="benchmark", port=0) as telemetry, Engine(DemoSettings()) as engine:
         engine.prepare()
@@ -135,18 +142,24 @@ def main() -> int:
             engine.run(blocks.done, lambda step: blocks.step(step.phase, step.seconds))
             alive = watching.poll() is None and scraping.poll() is None
             used = sum(psutil.Process(watching.pid).cpu_times()[:2]) - started
-        answer = statistics.median(timed(url) for _ in range(20))
-    print(f"| mean decode step of the demo, every {INTERVAL_SECONDS:g} s / none | ratio | of pairs | at most |")
+        answer = answered(url)
+    print(f"| decode step of the demo, scraped every {INTERVAL_SECONDS:g} s / not | ratio | of pairs | at most |")
     print("|---|---|---|---|")
     met = alive
-    for name, words in (("top", "top on the same host"), ("scrape", "a scrape")):
-        ratios = blocks.ratios(name)
-        low, high = statistics.quantiles(ratios, n=4)[::2]
-        ratio = statistics.median(ratios)
-        met &= ratio <= MOST
-        print(f"| {words} | {ratio:.4f} | {len(ratios)}, quartiles {low:.3f} to {high:.3f} | {MOST} |")
-    watched = sum(1 for name, _ in blocks.blocks if name == "top") * options.block
-    print(f"\ntop used {used / watched:.1%} of a core; an answer takes {answer / INTERVAL_SECONDS:.2%} of the interval")
+    for name, words in (("top", "top on the same host"), ("scrape", "only scrapes")):
+        for processor, kind in ((False, "wall"), (True, "processor time")):
+            ratios = blocks.ratios(name, processor)
+            low, high = statistics.quantiles(ratios, n=4)[::2]
+            ratio = statistics.median(ratios)
+            met &= ratio <= MOST
+            print(f"| {words}, {kind} | {ratio:.4f} | {len(ratios)}, quartiles {low:.3f} to {high:.3f} | {MOST} |")
+    watched = sum(1 for name, *_ in blocks.blocks if name == "top") * options.block
+    share = answer / INTERVAL_SECONDS
+    met &= share <= MOST - 1
+    print(
+        f"| processor time of an answer ({1000 * answer:.1f} ms) / the interval | {share:.4f} | 50 | {MOST - 1:.2f} |"
+    )
+    print(f"\ntop itself used {used / watched:.1%} of a core")
     if not alive:
         print("a watcher ended before the measurement did", file=sys.stderr)
     return 0 if met else 1

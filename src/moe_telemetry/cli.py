@@ -41,7 +41,7 @@ COMMANDS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         "top",
         "top.command",
         "watch endpoints from a terminal",
-        ("top", "top gpu-1:9464 https://gpu-2.example", "top --once --interval 5"),
+        ("top", "top gpu-1:9464 https://gpu-2.example", "top --once --interval 10"),
     ),
     (
         "report",
