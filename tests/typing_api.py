@@ -6,6 +6,7 @@ from collections.abc import Generator
 from contextlib import AbstractContextManager
 from typing import Any
 
+import mlx.core as mx
 from opentelemetry.sdk.metrics import MeterProvider
 from prometheus_client import CollectorRegistry
 
@@ -61,6 +62,10 @@ def recording(recorder: mt.Recorder, resident: set[int], predicted: frozenset[in
     recorder.routed(0, {1, 2})
     recorder.routed(layer=0, experts=[1, 2], resident=resident, predicted=predicted, ready=numbers())
     recorder.routed(None, range(4), {1: "slot"}.keys())
+    indices, mask = mx.array([[1, 2]]), mx.array([True, False])
+    recorder.routed_array(0, indices, 128)
+    recorder.routed_array(None, indices, num_experts=2, resident=mask, predicted=mask, ready=mask)
+    recorder.routed_array(0, indices=indices, num_experts=128, resident=resident, predicted=predicted, ready=numbers())
     recorder.union(0, 10)
     recorder.union(layer=None, size=10, residency="bypassed")
     recorder.recall(0, predicted={1}, routed=(1, 2))
@@ -88,6 +93,7 @@ def recording(recorder: mt.Recorder, resident: set[int], predicted: frozenset[in
     recorder.speculation(proposed=3, accepted=2)
     recorder.request(time_to_first_token=0.5, duration=2, output_tokens=100)
     recorder.request(None, 2.0, 0)
+    recorder.request(0.5, 2.0, 100, idle=False)
     recorder.cumulative("moe.tokens", 1000, phase="decode")
     recorder.cumulative("moe.expert.lookups", value=1.0, phase="decode", layer=3, outcome="hit")
     recorder.forward_done(0.07)
