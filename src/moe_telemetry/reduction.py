@@ -232,7 +232,7 @@ def _rows(masks: Sequence[Mask], experts: int) -> mx.array:
         flat = bytearray(len(masks) * experts)
         for row, mask in enumerate(masks):
             for expert in mask:  # type: ignore[union-attr]
-                flat[row * experts + expert] = 1
+                flat[row * experts + int(expert)] = 1  # what equals an id may be a float
         return mx.array(flat).reshape(-1, experts) != 0  # type: ignore[arg-type]
     return mx.stack(list(masks))  # type: ignore[arg-type]
 

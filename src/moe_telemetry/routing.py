@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from functools import lru_cache
 from io import StringIO
 from threading import get_ident
 from typing import Any
@@ -230,11 +231,18 @@ def _mask(given: Any, experts: int) -> Mask:
             raise Refused("not_a_number", given)
         return mx.array.__copy__(given)
     found = frozenset(values.ids(given))
+    if found <= _ids(experts):  # one call: a pool has a hundred ids, and comes with each layer
+        return found
     if any(type(expert) is not int for expert in found):
         found = frozenset(map(values.count, found))
-    if found and not (0 <= min(found) and max(found) < experts):
+    if not found <= _ids(experts):
         raise Refused("out_of_range", given)
     return found
+
+
+@lru_cache(maxsize=16)
+def _ids(experts: int) -> frozenset[int]:
+    return frozenset(range(experts))
 
 
 def _graph(array: mx.array) -> int:
