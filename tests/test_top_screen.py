@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from top_recorded import START, Recorded, at, recorded
+from conftest import scrape
+from top_recorded import START, Recorded, at, no_mlx, recorded
 from top_screen import drive, press, rows, screen
 
 from moe_telemetry import catalog as c
@@ -17,7 +18,7 @@ from moe_telemetry.figures import Totals, phase_figures
 from moe_telemetry.top.app import TopApp
 from moe_telemetry.top.history import BARS, HISTORY_SECONDS
 from moe_telemetry.top.layers import LayerRow
-from moe_telemetry.top.scrape import Reader, Scrape
+from moe_telemetry.top.scrape import Reader, Scrape, parse
 from moe_telemetry.top.watched import Watched
 from moe_telemetry.top.words import percent
 
@@ -275,6 +276,32 @@ def test_never_answered_is_said() -> None:
             assert "unreachable" in await press(pilot, key)
 
     drive(app, script)
+
+
+def test_what_a_runtime_has_not_is_said_in_words(start: Any, recorder: Any) -> None:
+    """A runtime without pool, predictor and clock: the reason stands where the figure would, in full."""
+    telemetry = start()
+    app = TopApp([Watched(telemetry.url)], clock=lambda: 12.0)
+
+    async def script(pilot: Any) -> None:
+        for seconds in (10.0, 12.0):
+            recorder.forward(1)
+            recorder.union(0, 10)
+            recorder.tokens(1)
+            app.take(0, parse(scrape(telemetry), seconds, START + seconds), seconds)
+        await pilot.pause()
+        await pilot.pause()
+        shown = screen(app)
+        for words in (
+            *("tok/s     - not timed", "hit rate  - no pool", "recall    - no predictor", "all hit   - not known"),
+            *("lookups   - no pool", "union (no pool)", "prefetch  - none yet", "demand   - none yet"),
+            *("stall - none yet", "memory - no MLX"),
+        ):
+            assert words in shown, words
+        assert re.search(r"seq 1 +10 +10 +10 +0.50", shown)
+
+    with no_mlx():
+        drive(app, script)
 
 
 def test_names_from_an_endpoint_are_only_shown(story: Story) -> None:

@@ -6,8 +6,9 @@ import random
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import golden_run
@@ -41,17 +42,26 @@ def fixed(text: str, model: str, start: float = START) -> str:
 
 
 @contextmanager
-def fake_mlx() -> Iterator[None]:
-    """MLX with known memory figures."""
-    before = sys.modules.get("mlx.core")
-    sys.modules["mlx.core"] = golden_run.fake_mlx()
+def _mlx(module: ModuleType | None) -> Iterator[None]:
+    before = sys.modules.pop("mlx.core", None)
+    if module is not None:
+        sys.modules["mlx.core"] = module
     try:
         yield
     finally:
-        if before is None:
-            del sys.modules["mlx.core"]
-        else:
+        sys.modules.pop("mlx.core", None)
+        if before is not None:
             sys.modules["mlx.core"] = before
+
+
+def fake_mlx() -> AbstractContextManager[None]:
+    """MLX with known memory figures."""
+    return _mlx(golden_run.fake_mlx())
+
+
+def no_mlx() -> AbstractContextManager[None]:
+    """A process that has not loaded MLX."""
+    return _mlx(None)
 
 
 @dataclass

@@ -15,7 +15,7 @@ from . import panes, tables
 from .history import SHARES, TRACKED, bars
 from .layers import ORDERS, ordered
 from .watched import Watched
-from .words import Line, safe
+from .words import Line, plain, safe
 
 STYLES = {
     "good": "$success",
@@ -35,6 +35,9 @@ STYLES = {
     "heat3": "$error",
     "heat4": "bold $error",
 }
+
+FIGURE_WIDTH = 17
+"""Columns of a tracked figure beside its trend, as in top.tcss."""
 
 
 def content(lines: Iterable[Line]) -> Content:
@@ -92,7 +95,7 @@ class PhasePane(Vertical):
         """The head, a line a tracked figure with its trend, and the rest."""
         yield self._head
         for figure, trend in zip(self._figures, self._trends, strict=True):
-            yield Horizontal(figure, trend, classes="line")
+            yield Horizontal(figure, trend, classes="line tracked")
         yield self._detail
 
     def show(self, watched: Watched, now: float) -> None:
@@ -107,6 +110,8 @@ class PhasePane(Vertical):
         self._head.show_lines([(f"{self.phase.upper():<9}", "strong"), activity])
         for shown_figure, line in zip(self._figures, panes.tracked(of), strict=True):
             shown_figure.show_lines(line)
+            if shown_figure.parent is not None:  # a word why there is no figure takes the place of the trend
+                shown_figure.parent.set_class(len(plain(line)) > FIGURE_WIDTH, "worded")
         for trend, field in zip(self._trends, TRACKED, strict=True):
             trend.show(partial(watched.history.columns, self.phase, field, now))
         spare = max(0, self.size.height - 1 - len(TRACKED) - panes.DETAIL_LINES)
