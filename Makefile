@@ -23,6 +23,7 @@ generate: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/hooks.py
+	$(BIN)/python benchmarks/routing_calls.py
 	$(BIN)/python benchmarks/scrape.py
 	$(BIN)/python benchmarks/demo.py
 

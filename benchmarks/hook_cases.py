@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
+import mlx.core as mx
 import prometheus_client as prom
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -121,6 +123,20 @@ def _routed(experts: int, most: float) -> Case:
     )
 
 
+def _routed_array() -> tuple[Case, Case]:
+    """Top-8 of 128 experts in passes of 48 layers, what is counted some passes later included. No limit holds for it:
+    the others need to be told what it finds out."""
+    known = _routed(8, 0.5)
+    indices = mx.array([sorted(known.names["experts"])], dtype=mx.uint32)
+    mx.eval(indices)
+    names = {**known.names, "layer": itertools.cycle(range(48)), "indices": indices}
+    call = "routed_array(next(layer), indices, 128%s)"
+    return (
+        Case("routed_array", call % "", _union(8, "unknown"), hot=False, names=names),
+        Case("routed_array, with sets", call % ", resident, predicted, ready", known.records, hot=False, names=names),
+    )
+
+
 def _recall(recalled: int, missed: int, wasted: int) -> tuple[Record, ...]:
     return (
         (c.PREDICTOR_EXPERTS, recalled, {**LAYER, "outcome": "recalled"}),
@@ -133,6 +149,7 @@ def _recall(recalled: int, missed: int, wasted: int) -> tuple[Record, ...]:
 CASES = (
     _routed(10, 0.5),
     _routed(25, 0.3),
+    *_routed_array(),
     Case("union", "union(3, 10)", _union(10, "unknown"), "note_union(1, 10, 3)", 0.6),
     Case(
         "recall",

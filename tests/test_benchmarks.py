@@ -1,10 +1,13 @@
 """The benchmarks measure what they say."""
 
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 
+from moe_telemetry.demo.config import ModelConfig
 from moe_telemetry.hooks import HOOKS
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
@@ -42,3 +45,17 @@ def test_a_missed_target_is_told(hooks):
     assert (
         [] == hooks.Row(case, {"on": 1.0, "off": 1.0, "stopped": 1.0, "empty": 1.0, "sdk": 99.0, "seed": 9.0}).misses()
     )
+
+
+def test_the_ways_of_recording_routing_must_agree(monkeypatch):
+    """All give the same outputs and figures; a call more in one of them is told."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import routing_calls
+
+    model = routing_calls.Model(ModelConfig(layers=2, experts=16, top_k=2, width=32, hidden=16))
+    with ExitStack() as stack:
+        found = routing_calls.measure(model, 1, stack)
+        assert [] == routing_calls.misses(found, 2)
+        assert all(len(way.seconds) == 1 for way in found)
+        found[3].hook(0, mx.array([[1, 2]]))
+        assert 2 == len(routing_calls.misses(found, 2))
