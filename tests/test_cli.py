@@ -95,9 +95,9 @@ def test_without_the_library_completion_says_what_to_install(monkeypatch, capsys
 
 
 def test_the_command_starts_without_what_only_some_commands_need() -> None:
-    """`report` on a small host: neither Textual nor MLX nor the SDK is loaded for its help."""
+    """`report` and `top --once` on a small host: neither Textual nor MLX nor the SDK is loaded for them."""
     code = (
-        "import sys; from moe_telemetry import cli; cli.build(); "
+        "import sys, moe_telemetry.top.once; from moe_telemetry import cli; cli.build(); "
         "print(sorted({name.split('.')[0] for name in sys.modules} "
         "& {'textual', 'mlx', 'rich', 'numpy', 'shtab', 'opentelemetry'}))"
     )

@@ -1,5 +1,5 @@
 """`moe-telemetry top`: endpoints watched from a terminal.
 
 scrape → window (what two scrapes add) → frame (figures) → watched (an endpoint's state and history) → panes (lines) →
-the screen or `--once`. Only `app`, `pages` and `trend` know Textual.
+the screen or `--once`. Only `app` and `widgets` know Textual.
 """
