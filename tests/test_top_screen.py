@@ -263,12 +263,14 @@ def test_an_idle_phase_keeps_its_last_figures(story: Story) -> None:
     drive(app, script)
 
 
-def test_never_answered_is_said() -> None:
-    """An endpoint that never was is asked again, and says why it is empty."""
-    app = TopApp([Watched(f"http://{HOST}")], clock=lambda: 9.0)
+def test_never_answered_is_said(story: Story) -> None:
+    """An endpoint that never was is asked again, and says why it is empty; no other's figures stand in its place."""
+    app = TopApp([Watched(f"http://{HOST}"), story.deep.copy()], clock=lambda: 602.5)
 
     async def script(pilot: Any) -> None:
         assert "… no answer yet" in screen(app)
+        assert "%" in await press(pilot, "e")
+        assert "%" not in await press(pilot, "e")
         app.take(0, ClientError("connection refused"), 5.0)
         await pilot.pause()
         assert "✗ unreachable: connection refused; asked again and again" in screen(app)

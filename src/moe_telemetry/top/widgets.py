@@ -48,7 +48,7 @@ def content(lines: Iterable[Line]) -> Content:
             name = STYLES.get(style, "")
             parts.append((safe(words), name) if name else safe(words))
         parts.append("\n")
-    return Content.assemble(*parts[:-1])
+    return Content.assemble(*parts[:-1]) if parts else Content("")
 
 
 class Lines(Static):
@@ -104,6 +104,10 @@ class PhasePane(Vertical):
         self.set_class(not watched.live or watched.idle(self.phase, now) is not None, "old")
         if shown is None or watched.frame is None:
             self._head.show_lines([(self.phase.upper(), "strong"), ("  - no figures yet", "dim")])
+            for lines in (*self._figures, self._detail):  # those of the endpoint that was shown before
+                lines.show_lines()
+            for trend in self._trends:
+                trend.show(lambda width: [])
             return
         of = shown.figures
         activity = panes.activity(of, watched.idle(self.phase, now))
