@@ -1,8 +1,9 @@
 """What recording each layer's routing costs a decode: read there and then, or handed over as it is.
 
 A small transformer with all experts in memory (random weights, the demo's layers) decodes while the ways take turns of
-24 passes, in an order drawn anew, in one process; what counts is a pass' time against that of `off`. Each turn begins
-with an empty context, so that all ways do the same, and what `routed_array` counts later is inside its own turns.
+24 passes, in an order drawn anew, in one process; what counts is a pass' time against that of `off`, by the clock and
+in CPU time of the process (on a CPU the model's work included). Each turn begins with an empty context, so that all
+ways do the same, and what `routed_array` counts later is inside its own turns.
 
     off            no hook
     off again      the same once more: what the machine's own noise makes of a ratio
@@ -28,6 +29,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -41,6 +43,22 @@ TURN = 24
 UNCOUNTED = 8
 """Passes at a turn's beginning. Of the others every eighth begins a batch of reductions, and reads an older one."""
 Hook = Callable[[int, mx.array], None]
+
+
+class Taken(NamedTuple):
+    """Seconds by the clock, and of the process' CPU time."""
+
+    wall: float
+    cpu: float
+
+    @classmethod
+    def now(cls) -> Taken:
+        """Both clocks."""
+        return cls(time.perf_counter(), time.process_time())
+
+    def since(self, begin: Taken, passes: int) -> Taken:
+        """Mean of so many passes."""
+        return Taken((self.wall - begin.wall) / passes, (self.cpu - begin.cpu) / passes)
 
 
 class Model:
@@ -67,12 +85,12 @@ class Model:
             h = h + (y * mx.softmax(logits, axis=-1)[..., None]).sum(axis=1)
         return mx.argmax(self._resident.logits(h), axis=-1)
 
-    def turn(self, hook: Hook) -> tuple[list[int], float]:
-        """The ids of a turn's passes, and the mean seconds of those that count. As mlx_lm does, the next pass is on
-        its way when a token is read."""
+    def turn(self, hook: Hook) -> tuple[list[int], Taken]:
+        """The ids of a turn's passes, and what one of those that count took. As mlx_lm does, the next pass is on its
+        way when a token is read."""
         caches = [KVCache() for _ in range(self.config.layers)]
         ids: list[int] = []
-        begin = time.perf_counter()
+        begin = Taken.now()
         token = self.step(mx.array([0]), caches, hook)
         mx.async_eval(token)  # type: ignore[no-untyped-call]
         for number in range(1, TURN + 1):
@@ -82,9 +100,9 @@ class Model:
             ids.append(int(token.item()))  # type: ignore[arg-type]
             token = following
             if number == UNCOUNTED:
-                begin = time.perf_counter()
+                begin = Taken.now()
         mx.synchronize()  # with what the device was given behind the last token
-        return ids, (time.perf_counter() - begin) / (TURN - UNCOUNTED)
+        return ids, Taken.now().since(begin, TURN - UNCOUNTED)
 
 
 @dataclass
@@ -94,7 +112,7 @@ class Way:
     name: str
     hook: Hook
     capture: Capture | None = None
-    seconds: list[float] = field(default_factory=list)
+    passes: list[Taken] = field(default_factory=list)
     ids: set[tuple[int, ...]] = field(default_factory=set)
 
     def figures(self) -> dict[object, object]:
@@ -155,16 +173,16 @@ def measure(model: Model, rounds: int, stack: ExitStack) -> list[Way]:
     order = random.Random(0)
     for number in range(rounds + 1):
         for way in order.sample(found, len(found)):
-            ids, seconds = model.turn(way.hook)
+            ids, taken = model.turn(way.hook)
             way.ids.add(tuple(ids))
             if number:
-                way.seconds.append(seconds)
+                way.passes.append(taken)
     return found
 
 
-def ratio(way: Way, off: Way) -> tuple[float, float, float]:
+def ratio(times: list[float], off: list[float]) -> tuple[float, float, float]:
     """A pass' time over off's, as a ratio of medians, with the 95 % interval of the rounds drawn again (bootstrap)."""
-    pairs = list(zip(way.seconds, off.seconds, strict=True))
+    pairs = list(zip(times, off, strict=True))
     draw = random.Random(0)
 
     def of(drawn: list[tuple[float, float]]) -> float:
@@ -181,7 +199,7 @@ def misses(found: list[Way], layers: int) -> list[str]:
     for way, same in ((array, routed), (array_sets, routed_sets), (array_masks, routed_sets)):
         if way.figures() != same.figures():
             wrong.append(f"{way.name}: other figures than {same.name}")
-    expected = (len(routed.seconds) + 1) * TURN * layers
+    expected = (len(routed.passes) + 1) * TURN * layers
     for way in found[2:]:
         assert way.capture is not None
         if (expected, 0) != (way.capture.total(LAYER_CALLS.name), way.capture.total(LOST.name)):
@@ -191,11 +209,15 @@ def misses(found: list[Way], layers: int) -> list[str]:
 
 def show(found: list[Way]) -> None:
     """The table, in Markdown."""
-    print("| way | pass, ms | of off's time | 95 % |")
-    print("|---|---|---|---|")
+    print("| way | time, of off's | 95 % | CPU time, of off's | 95 % |")
+    print("|---|---|---|---|---|")
     for way in found:
-        middle, low, high = ratio(way, found[0])
-        print(f"| {way.name} | {statistics.median(way.seconds) * 1e3:.2f} | {middle:.2f} | {low:.2f} to {high:.2f} |")
+        cells = []
+        for column in range(len(Taken._fields)):
+            times, off = ([taken[column] for taken in each.passes] for each in (way, found[0]))
+            middle, low, high = ratio(times, off)
+            cells.append(f"{middle:.3f} | {low:.3f} to {high:.3f}")
+        print(f"| {way.name} | {' | '.join(cells)} |")
 
 
 def main() -> int:
