@@ -24,11 +24,11 @@ BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 CLIENTS = """
 import os, sys, threading
 sys.path.insert(0, {benchmarks!r})
-import abuse
+import clients
 os.nice(5)
 ended = threading.Event()
 for name in {names!r}:
-    threading.Thread(target=getattr(abuse, name), args=({port}, ended), daemon=True).start()
+    threading.Thread(target=getattr(clients, name), args=({port}, ended), daemon=True).start()
 print("attack", flush=True)
 sys.stdin.read()
 os._exit(0)
@@ -39,7 +39,7 @@ LONGEST = 4.0
 
 @contextmanager
 def clients(port: int, *names: str) -> Iterator[None]:
-    """Kinds of clients of `benchmarks/abuse.py`, in a process of their own that ends as if it was killed."""
+    """Kinds of `benchmarks/clients.py`, in a process of their own that ends as if it was killed."""
     code = CLIENTS.format(benchmarks=str(BENCHMARKS), names=names, port=port)
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ}
