@@ -10,7 +10,7 @@ demo: $(VENV)/.demo
 	@$(BIN)/moe-telemetry demo $(ARGS)
 
 test: $(VENV)/.dev tools
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses=auto $(ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

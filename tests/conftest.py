@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import http.client
 import os
+import random
+import re
 import socket
+import tempfile
 import urllib.request
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import IO, Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -15,10 +20,93 @@ from prometheus_client.parser import text_string_to_metric_families
 import moe_telemetry as mt
 
 PLAIN = "text/plain;version=0.0.4"
+PORTS = range(15_000, 32_000)
+"""Below those that systems give to outgoing connections and to whoever asks for any port."""
+LONGEST = (
+    "test_end_to_end",
+    "test_rules_scenarios",
+    "test_demo_command",
+    "test_demo_engine",
+    "test_dashboards_live",
+    "test_rules_faults",
+    "test_rules_prometheus",
+    "test_checks",
+    "test_floor",
+    "test_dashboards_counted",
+    "test_prometheus",
+    "test_stack",
+)
+"""The files that take longest: given out first, so that in the end no process waits for another."""
+LOCK = pytest.StashKey[IO[str]]()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """With `-n auto` one more than processors, since tests wait for processes of their own, and at most 4."""
+    return min(4, (os.cpu_count() or 1) + 1)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite the files under tests/golden")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Files are given out as wholes, since their tests share fixtures, and tests marked `alone` as one more."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Files(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "alone" if nodeid.endswith(("[alone]", "-alone]")) else nodeid.partition("::")[0]
+
+    config.option.loadscopereorder = False
+    return Files(config, log)
+
+
+def _alone(item: pytest.Item) -> bool:
+    return item.get_closest_marker("alone") is not None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """The name of a test marked `alone` says so: it is all that the scheduler, in another process, knows of it."""
+    if metafunc.definition.get_closest_marker("alone"):
+        metafunc.fixturenames.append("alone")
+        metafunc.parametrize("alone", [True], ids=["alone"])
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Among several processes the longest files come first, and what runs alone last."""
+    if hasattr(config, "workerinput"):
+        order = {name: number for number, name in enumerate(LONGEST, -len(LONGEST))}
+        items.sort(key=lambda item: (_alone(item), order.get(item.path.stem, 0)))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Opens the lock that the processes of one run have in common."""
+    if hasattr(config, "workerinput"):
+        path = Path(tempfile.gettempdir()) / f"moe-telemetry-tests-{config.workerinput['testrunuid']}"
+        config.stash[LOCK] = path.open("w+")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Removes it: all processes have opened it by now."""
+    if LOCK in config.stash:
+        config.stash[LOCK].close()
+        Path(config.stash[LOCK].name).unlink(missing_ok=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Among several processes, a test marked `alone` waits until the others' tests have ended, and holds theirs up."""
+    lock = item.config.stash.get(LOCK, None)
+    if lock is None:
+        return (yield)
+    fcntl.lockf(lock, fcntl.LOCK_EX if _alone(item) else fcntl.LOCK_SH)
+    try:
+        return (yield)
+    finally:
+        fcntl.lockf(lock, fcntl.LOCK_UN)
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +138,11 @@ def start(recorder: mt.Recorder) -> Iterator[Callable[..., Any]]:
     yield begin
     for telemetry in reversed(started):
         telemetry.stop()
+
+
+def stable_repr(value: object) -> str:
+    """`repr` without addresses: a parameter's name, which must be the same in every process."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
 def fetch(url: str, timeout: float = 10, **headers: str) -> tuple[int, Any, bytes]:
@@ -119,11 +212,16 @@ def raw(port: int, request: bytes, host: str = "127.0.0.1", timeout: float = 10)
 
 
 def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as found:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    """A port that was free a moment ago, and that nobody gets who asks for any."""
+    while True:
+        with socket.socket() as found:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            port = random.SystemRandom().choice(PORTS)
+            try:
+                found.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
 
 
 def keep_alive(telemetry: Any) -> http.client.HTTPConnection:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import free_port
 
 START_SECONDS = 30
 
@@ -31,7 +31,7 @@ class Prometheus:
     def api(self, path: str, **parameters: str) -> Any:
         """`data` of an HTTP API call."""
         query = urllib.parse.urlencode(parameters)
-        with urllib.request.urlopen(f"{self.url}/api/v1/{path}?{query}", timeout=10) as reply:
+        with urllib.request.urlopen(f"{self.url}/api/v1/{path}?{query}", timeout=30) as reply:
             answer = json.load(reply)
         assert "success" == answer["status"], answer
         return answer["data"]
@@ -74,9 +74,7 @@ def prometheus(
     `targets` are "host:port"; `rules` are rule files.
     """
     program = binary()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     configuration = {
         "global": {"scrape_interval": interval, "scrape_timeout": interval, "evaluation_interval": interval},
         "rule_files": [str(path) for path in rules],

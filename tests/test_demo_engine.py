@@ -362,6 +362,7 @@ def test_stop_ends_a_run_and_close_the_thread(cache: Path) -> None:
     assert before >= {t for t in threading.enumerate() if not isinstance(t, threading.Timer)}
 
 
+@pytest.mark.alone
 def test_slow_disk_makes_reads_slow_and_prefetches_late(cache: Path, calls: Calls) -> None:
     """The fault's reads take many times longer, misses become timing misses, and it ends when it should."""
     play(cache, read_mbps=200.0)

@@ -21,6 +21,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from conftest import free_port
 
 pytest.importorskip("mlx.core")
 pytest.importorskip("grafana_foundation_sdk")
@@ -117,7 +118,7 @@ def site(folder: Path, cache: Path, *options: object, expect: bool = False) -> I
         url = next(line for line in demo.stdout or [] if line.startswith("Metrics: ")).split("/metrics")[0]
         threading.Thread(target=(demo.stdout or []).__class__.read, args=(demo.stdout,), daemon=True).start()
         target = url.rpartition("/")[2]
-        ports = {program: stack._port(program, 0) for program in stack.PROGRAMS}
+        ports = {program: free_port() for program in stack.PROGRAMS}
         config = replace(
             Config().scaled(FACTOR),
             targets=(target,),

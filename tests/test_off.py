@@ -6,6 +6,7 @@ import every_hook
 import lazies
 import mlx.core as mx
 import pytest
+from conftest import stable_repr
 
 from moe_telemetry import recorder as rec
 from moe_telemetry import recording
@@ -37,7 +38,7 @@ def test_off_every_hook_accepts_what_it_accepts_on():
             every_hook.call_all(rec)
 
 
-@pytest.mark.parametrize("value", [None, "x", -1, float("nan"), object(), mx.array(1)], ids=repr)
+@pytest.mark.parametrize("value", [None, "x", -1, float("nan"), object(), mx.array(1)], ids=stable_repr)
 def test_off_nothing_is_looked_at(value, no_evaluation):
     """Not even a lazy array or an iterable."""
     for name, (args, named) in every_hook.CALLS.items():

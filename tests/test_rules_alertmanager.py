@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import free_port
 from monitoring import promtool
 
 from moe_telemetry.monitoring import servers
@@ -27,9 +27,7 @@ def alertmanager(tmp_path: Path) -> Iterator[str]:
     """Its address; nobody listens at the webhook's."""
     debian = "prometheus-alertmanager"
     program = promtool.tool(debian if shutil.which(debian) else "alertmanager")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     (tmp_path / "alertmanager.yml").write_text(servers.alertmanager(Config(webhook_url="http://127.0.0.1:1/")))
     options = [
         f"--config.file={tmp_path / 'alertmanager.yml'}",
