@@ -306,6 +306,24 @@ def test_what_a_runtime_has_not_is_said_in_words(start: Any, recorder: Any) -> N
         drive(app, script)
 
 
+def test_figures_that_make_no_sense_are_a_failure(story: Story) -> None:
+    """An endpoint whose series are not ours by their labels or values is one that fails; the screen goes on."""
+    now, before = story.scrapes[-1], story.scrapes[-2]
+    name = c.LAYER_UNION_MAX.prometheus
+    odd = [
+        {**now.series, name: {frozenset({("layer", "0")}): 1.0}},
+        {**now.series, c.TOKENS.prometheus: dict.fromkeys(now.named(c.TOKENS), float("inf"))},
+        {**now.series, c.POOL_CAPACITY.prometheus: dict.fromkeys(now.named(c.POOL_CAPACITY), float("nan"))},
+    ]
+    for series in odd:
+        watched = Watched(f"http://{HOST}")
+        watched.take(before)
+        watched.take(Scrape(series, now.at, now.wall))
+        assert re.match("its figures make no sense: [A-Za-z]+Error", watched.failure)
+        watched.take(now)
+        assert watched.live
+
+
 def test_names_from_an_endpoint_are_only_shown(story: Story) -> None:
     """A model's name is neither markup nor anything that a terminal obeys."""
     found = story.scrapes[0]

@@ -50,7 +50,7 @@ class History:
         for at, point in self._points:
             value = point.get((phase, field))
             column = int((at - now + HISTORY_SECONDS) / HISTORY_SECONDS * width)
-            if value is not None and 0 <= column <= width:
+            if value is not None and width and 0 <= column <= width:
                 column = min(column, width - 1)  # the frame of this moment
                 sums[column] += value
                 counts[column] += 1

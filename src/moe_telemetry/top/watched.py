@@ -40,8 +40,11 @@ class Watched:
 
     def take(self, scrape: Scrape) -> None:
         """A scrape that came: figures are what it adds to the last one, or the run so far."""
-        window = Window(scrape, self.last)
-        found = frame(window, whole_run=self.last is None)
+        try:
+            found = frame(Window(scrape, self.last), whole_run=self.last is None)
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            self.fail(f"its figures make no sense: {type(error).__name__}", scrape.at)
+            return
         if self.last is not None:
             self.history.add(scrape.at, found)
         if found.restarted:

@@ -54,9 +54,13 @@ def content(lines: Iterable[Line]) -> Content:
 class Lines(Static):
     """Lines of styled words in a place whose size does not depend on them."""
 
+    _shown: tuple[Line, ...] | None = None
+
     def show_lines(self, *lines: Line, layout: bool = False) -> None:
-        """Draw these; a layout of the whole screen is most of what a refresh costs, so it is asked for where needed."""
-        self.update(content(lines), layout=layout)
+        """Draw these, where they are new; a layout of the whole screen is costly, so it is asked for where needed."""
+        if lines != self._shown or layout:
+            self._shown = lines
+            self.update(content(lines), layout=layout)
 
 
 class Trend(Widget):
@@ -69,15 +73,21 @@ class Trend(Widget):
         super().__init__()
         self._top = top
         self._columns: Callable[[int], list[float | None]] = lambda width: []
+        self._drawn = ""
 
     def show(self, columns: Callable[[int], list[float | None]]) -> None:
         """Draw these columns, which are asked for by their number."""
         self._columns = columns
-        self.refresh()
+        if self._bars() != self._drawn:
+            self.refresh()
+
+    def _bars(self) -> str:
+        return bars(self._columns(self.size.width), self._top)
 
     def render(self) -> Content:
         """The bars."""
-        return Content(bars(self._columns(self.size.width), self._top))
+        self._drawn = self._bars()
+        return Content(self._drawn)
 
 
 class PhasePane(Vertical):
