@@ -7,7 +7,7 @@ ways do the same, and what `routed_array` counts later is inside its own turns.
 
     off            no hook
     off again      the same once more: what the machine's own noise makes of a ratio
-    routed         routed(layer, set(indices.tolist())): waits for the device in every layer
+    routed         routed(layer, set(indices.tolist()[0])): waits for the device in every layer
     routed_array   routed_array(layer, indices, experts)
     … with sets    the same with resident, predicted and ready: 96, 10 and 5 of 128 experts
     … with masks   those as bool arrays (experts,)
@@ -144,7 +144,7 @@ def ways(config: ModelConfig, stack: ExitStack) -> list[Way]:
         rec = Recorder()
 
         def hook(layer: int, indices: mx.array) -> None:
-            rec.routed(layer, set(indices.reshape(-1).tolist()), *known[layer])  # type: ignore[arg-type]
+            rec.routed(layer, set(indices.tolist()[0]), *known[layer])  # type: ignore
 
         return Way(name, hook, stack.enter_context(capture(config.layers, recorder=rec)))
 
