@@ -216,6 +216,7 @@ def test_the_context_holds_the_accepted_tokens_only(cache: Path, monkeypatch: py
     assert expected == lengths
 
 
+@pytest.mark.alone
 def test_default_run_is_healthy(cache: Path, calls: Calls) -> None:
     """300 tokens of the default demo lie in the bands that the monitoring is tuned to, with every outcome present."""
     result, _ = play(cache, tokens=300, config=None, read_mbps=DemoSettings().read_mbps)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -105,21 +105,57 @@ def test_the_reader_delivers_what_was_submitted(blobs: ExpertBlobs) -> None:
     reader.close()
 
 
+class Gate(SimulatedDisk):
+    """A disk that delivers once `open` is set, or fails then."""
+
+    def __init__(self, error: OSError | None = None) -> None:
+        super().__init__(1e5)
+        self.open = threading.Event()
+        self.asked = threading.Event()
+        self.error = error
+
+    def read_prefetch(self, fd: int, buffers: Sequence[memoryview], offset: int) -> float:
+        """Wait for the gate."""
+        self.asked.set()
+        assert self.open.wait(10)
+        if self.error is not None:
+            raise self.error
+        return super().read_prefetch(fd, buffers, offset)
+
+
 def test_the_reader_refuses_withdraws_and_waits(blobs: ExpertBlobs) -> None:
     """A full queue refuses; a read that has not begun is withdrawn, one under way is waited for."""
-    reader = PrefetchReader(blobs, slow_disk(), TINY.expert_bytes, depth=2, staging=1)
-    tickets = []
-    for expert in range(5):
-        tickets.append(reader.submit(0, expert, Phase.DECODE))
-        time.sleep(0.002)
-    under_way, queued = tickets[0], tickets[1]
+    disk = Gate()
+    reader = PrefetchReader(blobs, disk, TINY.expert_bytes, depth=2, staging=1)
+    under_way = reader.submit(0, 0, Phase.DECODE)
+    assert disk.asked.wait(10)
+    queued, _, refused = (reader.submit(0, expert, Phase.DECODE) for expert in (1, 2, 3))
     assert under_way is not None
     assert queued is not None
-    assert tickets[-1] is None
+    assert refused is None
     assert not reader.wait(queued)
     assert queued.state is State.DROPPED
+    threading.Timer(0.05, disk.open.set).start()
     assert reader.wait(under_way)
     reader.deliver(under_way, ())
+    reader.close()
+
+
+def test_a_read_that_fails_fails_those_behind_it(blobs: ExpertBlobs) -> None:
+    """Whoever waits for a read that was queued behind the failed one has its error; giving one up is no error."""
+    disk = Gate(OSError("gone"))
+    reader = PrefetchReader(blobs, disk, TINY.expert_bytes, depth=8, staging=2)
+    under_way, queued, given_up = (reader.submit(0, expert, Phase.DECODE) for expert in (0, 1, 2))
+    assert under_way is not None
+    assert queued is not None
+    assert given_up is not None
+    assert disk.asked.wait(10)
+    disk.open.set()
+    reader.drain()
+    reader.abandon(given_up)
+    for ticket in (under_way, queued):
+        with pytest.raises(OSError, match="gone"):
+            reader.wait(ticket)
     reader.close()
 
 

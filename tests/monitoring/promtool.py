@@ -105,8 +105,11 @@ def _expression(query: str, minute: float, firing: Iterable[tuple[str, str]]) ->
     return {"expr": query, "eval_time": _time(minute), "exp_samples": samples}
 
 
-FRUGAL = {"GOMAXPROCS": "1", "GOGC": "400"}
-"""One processor and less collecting of garbage: a seventh less CPU, where there is a promtool for each processor."""
+ENVIRONMENT = {**os.environ, "GOMAXPROCS": "1", "GOGC": "400"}
+"""One processor and less collecting of garbage: a seventh less CPU, where there is a promtool for each processor.
+
+Read once: pytest changes the environment while threads start programs.
+"""
 
 _starting = threading.Lock()
 """Two processes that threads start at once fail now and then with "Bad address" on some systems."""
@@ -133,7 +136,7 @@ def run(*arguments: str, folder: Path | None = None, program: str = "promtool") 
             stderr=subprocess.PIPE,
             text=True,
             cwd=folder,
-            env={**os.environ, **FRUGAL},
+            env=ENVIRONMENT,
         )
     with process:
         try:

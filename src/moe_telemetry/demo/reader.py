@@ -147,7 +147,8 @@ class PrefetchReader:
             except OSError as error:
                 with self._changed:
                     self._error = error
-                    ticket.state = State.DROPPED
+                    for failed in (ticket, *self._queue):
+                        failed.state = State.DROPPED
                     self._queue.clear()
                 return
             finally:
