@@ -7,6 +7,8 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Iterator
+from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ pytest.importorskip("mlx_lm")
 
 import mlx.core as mx
 import mlx_lm
+import mlx_lm.server
 from mlx_lm_tiny import PROMPT, Witness, durations, generate, lost, routing, seen, tiny, tokenizer
 
 import moe_telemetry as mt
@@ -173,6 +176,57 @@ def test_figures_are_whole_when_the_batch_is_empty(model: Any, captured: Capture
     generator.remove(uids)
     assert before < calls["decode", 1].layers[0].unknown
     generator.close()
+
+
+def test_a_request_that_ends_unseen(model: Any, recorder: mt.Recorder) -> None:
+    """One that telemetry has not seen ending is not under way for ever: figures are whole behind the next one."""
+    integration.instrument(recorder=recorder)
+    generator = generate.BatchGenerator(model)
+    with capture(recorder=recorder):
+        generator.insert([PROMPT], [3])
+        generator.next()
+    while generator.next_generated():
+        pass
+    with capture(recorder=recorder) as found:
+        generator.insert([PROMPT], [3])
+        while generator.next_generated():
+            pass
+        assert 3 == found.store.rows["decode", 1].layers[0].unknown  # read without waiting for anything
+    integration.uninstrument()
+    generator.close()
+
+
+def test_no_answer_of_the_server_waits_for_the_figures(model: Any, captured: Capture) -> None:
+    """Where a thread looks for requests between others, as the server's does, it counts what is outstanding there."""
+    queue = SimpleNamespace(requests=SimpleQueue(), _is_distributed=False, _share_request=lambda request: request)
+
+    def look() -> None:
+        assert mlx_lm.server.ResponseGenerator._next_request(queue) is None
+
+    def single() -> None:
+        mlx_lm.generate(model, tokenizer(), PROMPT, max_tokens=3)
+
+    def batch() -> None:
+        mlx_lm.batch_generate(model, tokenizer(), [PROMPT], max_tokens=3)
+
+    def removed() -> None:
+        generator = generate.BatchGenerator(model)
+        uids = generator.insert([PROMPT], [30])
+        for _ in range(5):
+            generator.next()
+        generator.remove(uids)
+        generator.close()
+
+    def counted() -> int:
+        return sum(cells.unknown for cells in captured.store.row("decode", 1).layers.values())
+
+    look()
+    for number, work in enumerate((single, batch, removed)):
+        work()
+        assert 9 * number == counted()  # three layers in three passes each time
+        look()
+        assert 9 * (number + 1) == counted()
+    assert 2 == seen(captured, REQUEST)[0]
 
 
 def test_an_error_of_the_model_passes(model: Any, captured: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

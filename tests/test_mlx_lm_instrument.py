@@ -7,9 +7,11 @@ import copy
 import gc
 import importlib
 import logging
+import pkgutil
 import subprocess
 import sys
 import threading
+import time
 import tracemalloc
 import weakref
 from collections.abc import Callable, Iterator
@@ -42,7 +44,7 @@ PLACES = [
     *((generate.BatchGenerator, name) for name in ("insert_segments", "_next", "remove")),
     *((switch_layers.SwitchGLU, "__call__"), (switch_layers.SwitchMLP, "__call__"), (qwen3_moe.Model, "__call__")),
     *((mlx_lm.utils, "load_model"),),
-    *((mlx_lm.server.ResponseGenerator, name) for name in ("generate", "_tokenize")),
+    *((mlx_lm.server.ResponseGenerator, name) for name in ("generate", "_tokenize", "_next_request")),
 ]
 """Everything that is patched once a model of this class is known."""
 
@@ -215,7 +217,7 @@ def test_a_version_without_something(recorder: mt.Recorder, captured: Capture, m
         "mlx_lm.generate.speculative_generate_step",
         "mlx_lm.utils (import of mlx_lm.utils halted; None in sys.modules)",
         *("mlx_lm.generate.GenerationBatch.__init__", "mlx_lm.generate.GenerationBatch.next"),
-        *("mlx_lm.server.ResponseGenerator.generate", "mlx_lm.server.ResponseGenerator._tokenize"),
+        *(f"mlx_lm.server.ResponseGenerator.{name}" for name in ("generate", "_tokenize", "_next_request")),
     ] == missing
     assert {"0": 8, "1": 8, "2": 8} == decode_calls(captured)
 
@@ -273,6 +275,67 @@ def test_threads_that_put_on_and_take_off(recorder: mt.Recorder) -> None:
     assert [] == errors
     integration.uninstrument()
     assert all(old is new for old, new in zip(before, now(), strict=True))
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        *("passes.State._begin", "passes.State._hand_over", "passes.State.abandon", "batches._Step.returned"),
+        *("generation.Generation.enter", "generation.Generation.leave", "generation.Generation.yielded"),
+    ],
+)
+def test_an_interrupt_in_ours(recorder: mt.Recorder, monkeypatch: Any, where: str) -> None:
+    """Ctrl-C while a hook is at work leaves the thread as a pass leaves it: what comes next counts as ever."""
+    models = [tiny()]
+
+    def run() -> None:
+        steps(models[0])
+        mlx_lm.batch_generate(models[0], tokenizer(), [PROMPT], max_tokens=3)
+
+    with capture(recorder=recorder) as found:
+        integration.instrument(models[0], recorder=recorder)
+        run()
+        path = f"moe_telemetry.integrations.mlx_lm.{where}"
+        with monkeypatch.context() as patch:
+            original = pkgutil.resolve_name(path)
+            interrupts = iter([False, False, True])
+
+            def interrupted(*args: Any) -> Any:
+                if next(interrupts, False):
+                    raise KeyboardInterrupt
+                return original(*args)
+
+            patch.setattr(path, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                run()
+        assert {} == found.store.active
+        before = found.total("moe.tokens"), decode_calls(found)
+        run()
+        assert before[0] + 2 * 11 + 4 + 3 == found.total("moe.tokens")
+        assert {layer: calls + 4 + 3 for layer, calls in before[1].items()} == decode_calls(found)
+        alive = weakref.ref(models.pop())
+        gc.collect()
+        assert alive() is None
+
+
+def test_taken_off_in_the_middle_of_a_pass(recorder: mt.Recorder, captured: Capture, monkeypatch: Any) -> None:
+    """A pass that another thread's uninstrument() meets does not seem to run for ever."""
+    model = tiny()
+    integration.instrument(model, recorder=recorder)
+    call = type(model.layers[1]).__call__
+
+    def taking_off(*args: Any, **kwargs: Any) -> Any:
+        assert {"decode"} == {phase for phase, _ in captured.store.active.values()}
+        threading.Thread(target=integration.uninstrument).start()
+        while integration.instrumented():
+            time.sleep(0.001)
+        return call(*args, **kwargs)
+
+    tokens = generate.generate_step(mx.array(PROMPT), model, max_tokens=4)
+    next(tokens)
+    monkeypatch.setattr(type(model.layers[1]), "__call__", taking_off)
+    next(tokens)
+    assert {} == captured.store.active
 
 
 # -- models and layers --------------------------------------------------------------------------------------------

@@ -79,11 +79,15 @@ class Server:
         return body.decode()
 
     def recorded(self, answers: int) -> dict[str, float]:
-        """Figures once so many requests have been recorded: the client may have its answer a moment before."""
+        """Figures once so many requests have been recorded: the client may have its answer a moment before; and once
+        the last request's layer calls have been counted, which no answer waits for."""
         deadline = time.monotonic() + 10
-        while total(text := self.scrape(), f"{REQUEST}_count") < answers:
+        text, calls = self.scrape(), -1.0
+        while total(text, f"{REQUEST}_count") < answers or calls < total(text, "moe_layer_calls_total"):
             assert time.monotonic() < deadline, "a request is missing"
-            time.sleep(0.02)
+            calls = total(text, "moe_layer_calls_total")
+            time.sleep(0.05)
+            text = self.scrape()
         return {
             "prefill": total(text, "moe_tokens_total", phase="prefill"),
             "decode": total(text, "moe_tokens_total", phase="decode"),

@@ -184,13 +184,15 @@ class Batches:
         self._requests.setdefault(generator, {}).update({uid: _Request(now) for uid in uids})
 
     def _next(self, original: Function) -> Function:
-        state, follow = self._state, self._follow
+        state, follow, under_way = self._state, self._follow, self._requests
 
         @wraps(original)
         def _next(self: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(self, *args, **kwargs)
             if state.on:
                 state.guarded("request", follow, self, result)
+            elif under_way:  # those that end now would never be found again
+                under_way.pop(self, None)
             return result
 
         return _next
@@ -210,7 +212,7 @@ class Batches:
             if response.finish_reason is not None:
                 del requests[response.uid]
                 first, duration = request.first - request.began, now - request.began
-                self._state.recorder.request(first, duration, request.tokens, idle=not requests)
+                self._state.request(first, duration, request.tokens, idle=not requests)
 
     def _remove(self, original: Function) -> Function:
         state, forget, uids = self._state, self._forget, argument(original, "uids", 0)
@@ -231,4 +233,4 @@ class Batches:
             for uid in uids:
                 requests.pop(uid, None)
             if not requests:
-                self._state.drain()
+                self._state.idle()

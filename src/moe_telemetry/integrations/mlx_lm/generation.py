@@ -105,7 +105,7 @@ class Generation:
             return
         end = perf_counter() if self._first is None else self._last
         first = None if self._first is None else self._first - self._began
-        self._state.recorder.request(first, end - self._began, self._tokens)
+        self._state.request(first, end - self._began, self._tokens)
 
     def enter(self) -> None:
         thread = self._state.thread
@@ -117,6 +117,11 @@ class Generation:
         self._state.guarded(hook, tell, *args)
 
     def close(self) -> None:
+        thread = self._state.thread
+        if thread.work is self:  # an interrupt came in the middle of leaving
+            thread.work, self._outer = self._outer, None
+        if thread.work is None:
+            self._state.abandon()
         self._state.guarded("request", self.ended)
 
 

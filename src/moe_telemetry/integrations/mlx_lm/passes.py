@@ -50,12 +50,15 @@ class Thread(threading.local):
     model: object = None  # of the outermost call in progress
     muted = False  # in a pass that is not recorded, a draft model's for one
     calls: list[Any] | None = None  # modules with experts called in the pass so far
-    indices: list[Any]  # theirs
+    indices: Any = None  # theirs, a list like it
     # Of the last pass: the binding's version, ids of the modules, their layers and numbers of experts.
     places: tuple[int, list[int], tuple[int | None, ...], tuple[int, ...]] | None = None
     routed = False  # in a module with experts whose routing was recorded, and that may call another
     selected: tuple[Phase | None, int] | None = None  # what the recorder was last told of
+    store: Store | None = None  # where a pass of this thread is in progress
     arrival: float | None = None  # when the request came in that is being prepared
+    looks = False  # the thread looks for requests between others: what is outstanding can wait until then
+    owes = False  # and now there is something outstanding
 
 
 class State:
@@ -126,14 +129,14 @@ class State:
                     thread.calls, thread.indices = [], []
                 return original(self, *args, **kwargs)
             finally:
-                calls, thread.calls = thread.calls, None
-                if calls:
-                    state.guarded("routed_array", state._hand_over, self, calls, thread.indices)
-                    thread.indices = []
-                thread.model = None
+                # All of it before any call: where one is, an interrupt may be raised, and leave the rest as it stood.
+                calls, indices = thread.calls, thread.indices
+                thread.model = thread.calls = thread.indices = None
                 thread.muted = False
                 if thread.work is None:
                     state.abandon()
+                if calls:
+                    state.guarded("routed_array", state._hand_over, self, calls, indices)
 
         return __call__
 
@@ -152,7 +155,9 @@ class State:
 
     def select(self, phase: Phase | None, length: int) -> None:
         """Begin a pass, or make one the latest again, for what is recorded next."""
-        self.recorder.forward(length, phase)
+        recorder = self.recorder
+        self.thread.store = getattr(recorder, "_store", None)
+        recorder.forward(length, phase)
         self.thread.selected = (phase, length)
 
     def done(self, phase: Phase, length: int, seconds: float) -> None:
@@ -162,10 +167,36 @@ class State:
         self.recorder.forward_done(seconds)
 
     def abandon(self) -> None:
-        """No pass is in progress on this thread any more, and how long the last one took is not known."""
-        store = getattr(self.recorder, "_store", None)
+        """No pass is in progress on this thread any more, and how long the last one took is not known.
+
+        It ends where it began, though the patches may be off by now, or another telemetry on.
+        """
+        store, self.thread.store = self.thread.store, None
         if store is not None:
             store.active.pop(get_ident(), None)
+
+    # -- requests ----------------------------------------------------------------------------------------------
+
+    def request(self, first: float | None, duration: float, tokens: int, idle: bool = True) -> None:
+        """Record a request that has ended; `idle`: no other is under way on this thread."""
+        thread = self.thread
+        thread.owes = idle and thread.looks
+        self.recorder.request(first, duration, tokens, idle=idle and not thread.looks)
+
+    def idle(self) -> None:
+        """Nothing is under way on this thread any more."""
+        if self.thread.looks:
+            self.thread.owes = True
+        else:
+            self.drain()
+
+    def looking(self) -> None:
+        """The thread looks for a request. A pass that is still computed belongs to no answer, and the next one's would
+        wait for it as well."""
+        self.thread.looks = True
+        if self.thread.owes:
+            self.thread.owes = False
+            self.drain()
 
     def drain(self) -> None:
         """Have all routing of this thread counted that the device still has."""

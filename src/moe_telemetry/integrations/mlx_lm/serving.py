@@ -1,7 +1,8 @@
 """mlx_lm.server: a request begins when it is put on the queue of the generating thread, and waits there.
 
 The queue hands on what the handler made, and `_tokenize` gets it right before the generation begins, on its thread:
-there the time of arrival is left for the generation to find.
+there the time of arrival is left for the generation to find. Between answers the thread looks at the queue: there the
+routing is counted that the device still has, which no answer then waits for.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Arrivals:
         """Patch the class of mlx_lm.server."""
         self._state.patches.replace(module, "ResponseGenerator.generate", self._generate)
         self._state.patches.replace(module, "ResponseGenerator._tokenize", self._tokenize)
+        self._state.patches.replace(module, "ResponseGenerator._next_request", self._next_request)
 
     def _generate(self, original: Function) -> Function:
         state, arrived, arguments = self._state, self._arrived, argument(original, "generation_args", 1)
@@ -47,6 +49,16 @@ class Arrivals:
             return original(self, *args, **kwargs)
 
         return generate
+
+    def _next_request(self, original: Function) -> Function:
+        state = self._state
+
+        @wraps(original)
+        def _next_request(self: Any, *args: Any, **kwargs: Any) -> Any:
+            state.guarded("request", state.looking)
+            return original(self, *args, **kwargs)
+
+        return _next_request
 
     def _arrived(self, arguments: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         made = arguments(args, kwargs)
