@@ -12,6 +12,11 @@ demo: $(VENV)/.demo
 test: $(VENV)/.dev tools
 	$(BIN)/python -m pytest --numprocesses=auto $(ARGS)
 
+# What a process under telemetry runs, with the lowest and the newest versions that pyproject.toml allows.
+.PHONY: test-lowest test-newest
+test-lowest test-newest: test-%: tools
+	@$(PYTHON) tests/lowest.py $* $(VENV)-$* $(ARGS)
+
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -28,7 +33,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/demo.py
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-lowest $(VENV)-newest build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \

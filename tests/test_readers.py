@@ -536,6 +536,8 @@ def test_the_applications_metric_wins_a_clash(kind: str, name: str, unit: str, o
     recorder.tokens(5)
     recorder.read("demand", 5, 0.5)
     for _ in range(3):
+        if kind == "gauge":
+            instrument.set(777)  # which SDK 1.44 forgets with each collection
         text = scrape(telemetry)
     types = re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)
     assert sorted(set(types)) == sorted(types)
