@@ -18,6 +18,7 @@ from moe_telemetry.hooks import HOOKS
 from moe_telemetry.testing import capture
 from moe_telemetry.values import Refused
 
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what a comparison with hostile objects does
 SEED = int(os.environ.get("FUZZ_SEED", "0"))
 
 
