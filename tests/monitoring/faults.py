@@ -163,6 +163,24 @@ FAULTS = (
         "MoeDecodeSlow: a tenth of a token a second",
     ),
     Fault(
+        "speed of all sequences of a batch only",
+        r"\n *and \S+second_and_sequence.*",
+        "",
+        "a server at night: one sequence after eight",
+    ),
+    Fault(
+        "speed of each sequence only",
+        r"run_phase:moe_tokens_per_forward_second:\S+ < 0\.5 \* .*\n *and ",
+        "",
+        "a server in the morning: eight after one",
+    ),
+    Fault(
+        "accepted drafts taken for sequences",
+        r" - on \(job, instance\) group_left \(\) .*(?=\) > 0)",
+        "",
+        "MoeDecodeSlow: drafts are no longer accepted",
+    ),
+    Fault(
         "stall by the wall",
         r"\n *\) \/ \(run_phase:moe_forward_duration_seconds_sum:rate5m > 0\.01\)",
         "\n      )",
@@ -170,11 +188,11 @@ FAULTS = (
     ),
     Fault(
         "no absolute floor of speed",
-        r'\S+\{phase="decode"\} < 1\n *or\n',
+        r'\S+\{phase="decode"\} < 1\n *or\n *',
         "",
         "MoeDecodeSlow: absolutely, from the start",
     ),
-    Fault("slow only absolutely", r"\n *or\n.* < 0\.5 \* .*", "", "MoeDecodeSlow: real drop"),
+    Fault("slow only absolutely", r"\n *or\n *\(\n(.* < 0\.5 \* .*\n){2} *\)", "", "MoeDecodeSlow: real drop"),
     Fault(
         "prefill passes hung as soon as decode's",
         r"> 900",

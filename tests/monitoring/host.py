@@ -22,6 +22,10 @@ class State:
     prefill: float = 0
     speed: float = 12
     """Decode tokens per second of forward time."""
+    sequences: float = 1
+    """In a pass, each with a token."""
+    accepted: float = 0
+    """Share of decode tokens that were drafts."""
     hit: float = 0.9
     timing: float = 0.03
     evicted: float = 0.003
@@ -149,6 +153,8 @@ def _slopes(state: State) -> Iterator[tuple[str, float]]:
         yield _name(c.TOKENS.prometheus, phase=phase), tokens if state.counted else 0
         busy = tokens / speed
         yield _name(f"{c.FORWARD_DURATION.prometheus}_sum", phase=phase, seq="1"), busy
+        passes = tokens * (1 - state.accepted) / state.sequences
+        yield _name(f"{c.FORWARD_DURATION.prometheus}_count", phase=phase, seq="1"), passes
         yield _name(f"{c.STALL_DURATION.prometheus}_sum", phase=phase), busy * stall
     for source in ("demand", "prefetch"):
         reads = state.reads if state.decode or state.prefill else 0
@@ -159,6 +165,7 @@ def _slopes(state: State) -> Iterator[tuple[str, float]]:
             bucket = _name(f"{c.READ_DURATION.prometheus}_bucket", phase="decode", source=source, le=shown)
             yield bucket, reads * below
         yield _name(f"{c.READ_DURATION.prometheus}_count", phase="decode", source=source), reads
+    yield _name(c.SPECULATION_TOKENS.prometheus, outcome="accepted"), state.decode * state.accepted
     yield _name(c.LOST.prometheus, reason="not_a_number"), state.dropped
     yield _name(c.HOOK_ERRORS.prometheus, hook="routed"), state.errors
     yield c.LAYER_FOLDED.prometheus, state.folded

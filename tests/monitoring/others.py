@@ -157,6 +157,16 @@ def _figures() -> Iterator[Scenario]:
         [Host([minutes(20, decode=0.1, speed=0.2)])],
         {14: (), 16: (e.slow("200m"),), 20: (e.slow("200m"),)},
     )
+    yield Scenario(
+        "MoeDecodeSlow: eight sequences, then one that is slow by itself",
+        [Host([minutes(28, decode=30, speed=40, sequences=8), minutes(16, decode=2, speed=2.5)])],
+        {38: (), 43: (e.slow("2.5"),)},
+    )
+    yield Scenario(
+        "MoeDecodeSlow: drafts are no longer accepted",
+        [Host([minutes(28, accepted=0.7), minutes(18, decode=3, speed=4)])],
+        {38: (), 45: (e.slow(),)},
+    )
     every, lost = minutes(8, recall=0.1), minutes(1, recall=0.1, scraped=False)
     yield Scenario(
         "MoePredictorRecallLow: lost scrapes at a scrape a minute",

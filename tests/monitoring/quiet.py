@@ -119,6 +119,10 @@ def _scrapes() -> Iterator[Scenario]:
 
 def _runtimes() -> Iterator[Scenario]:
     yield Scenario("no pool: routing is recorded, residency unknown", [Host([minutes(20, pool=False)])])
+    many = {"decode": 30, "speed": 40, "sequences": 8, "pool": False}
+    few = {"decode": 8, "speed": 12, "sequences": 1, "pool": False}
+    yield Scenario("a server at night: one sequence after eight", [Host([minutes(28, **many), minutes(25, **few)])])
+    yield Scenario("a server in the morning: eight after one", [Host([minutes(28, **few), minutes(25, **many)])])
     yield Scenario("a dense model: tokens and passes only", [Host([minutes(20, moe=False)])])
     yield Scenario(
         "passes are timed, tokens are not counted",

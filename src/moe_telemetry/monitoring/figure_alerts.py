@@ -123,12 +123,18 @@ def thrash(config: Config) -> Alert:
 
 
 def slow(config: Config) -> Alert:
-    """Per second of forward time, so that an idle host is not slow."""
+    """Per second of forward time, so that an idle host is not slow. More sequences in a batch make each one slower, and
+    fewer make the sum smaller: only what is slow both ways is slow."""
     limits, names = config.thresholds, Names(config)
-    speed, usual = _decode(names.recorded("tokens_per_second")), _decode(names.usual("tokens_per_second"))
+    ratio = number(limits.decode_slow_ratio)
+
+    def below_usual(figure: str) -> str:
+        return f"{_decode(names.recorded(figure))} < {ratio} * {_decode(names.usual(figure))}"
+
     return Alert(
         "MoeDecodeSlow",
-        f"{speed} < {number(limits.decode_slow)}\nor\n{speed} < {number(limits.decode_slow_ratio)} * {usual}",
+        f"{_decode(names.recorded('tokens_per_second'))} < {number(limits.decode_slow)}\nor\n"
+        f"(\n  {below_usual('tokens_per_second')}\n  and {below_usual('tokens_per_second_and_sequence')}\n)",
         "warning",
         f"Decode is slow on {ON}",
         f"Decode on {ON} ran at {NUMBER} tok/s of forward time: below {number(limits.decode_slow)} tok/s or"

@@ -31,6 +31,7 @@ FIGURES = {
     "recall": Figure("moe_predictor_recall", 300),
     "hit_rate": Figure("moe_expert_hit", 600),
     "tokens_per_second": Figure("moe_tokens_per_forward_second", 600),
+    "tokens_per_second_and_sequence": Figure("moe_tokens_per_forward_second_and_sequence", 600),
 }
 
 
@@ -47,6 +48,7 @@ class Names:
         self.predicted = self._rate("run_phase", "moe_predictor_experts")
         self.predicted_by_outcome = self._rate("run_phase_outcome", "moe_predictor_experts")
         self.busy = self._rate("run_phase", "moe_forward_duration_seconds_sum")
+        self.passes = self._rate("run_phase", "moe_forward_duration_seconds_count")
         self.timing = self._ratio("moe_expert_miss_timing")
         self.evicted = self._ratio("moe_expert_miss_evicted")
         self.stall = self._ratio("moe_expert_stall")
@@ -149,13 +151,25 @@ def _recall(config: Config) -> list[Rule]:
 
 
 def _speed(config: Config) -> list[Rule]:
-    """Per second of forward time: an idle host is not slow, and a runtime that counts no tokens has no speed of 0."""
+    """Per second of forward time: an idle host is not slow, and a runtime that counts no tokens has no speed of 0.
+
+    In decode also for each sequence of a batch, of which there are as many as tokens in a pass that were no drafts.
+    """
     names = Names(config)
+    decode = f"{{{matchers(c.TOKENS, phase='decode')[0]}}}"
+    speed = names.recorded("tokens_per_second")
+    accepted = rate(c.SPECULATION_TOKENS, duration(config.windows.short), scope(config), outcome="accepted")
+    own = f"{names.tokens}{decode} - on (job, instance) group_left () {sum_by(TARGET, accepted)}"
     busy = f"({names.busy} > {number(config.thresholds.busy_floor)})"
     stall = _of_run(config, c.STALL_DURATION, "phase", part="sum")
     return [
         _record(names.busy, _of_run(config, c.FORWARD_DURATION, "phase", part="sum")),
-        _record(names.recorded("tokens_per_second"), f"({names.tokens} > 0) / {busy}"),
+        _record(names.passes, _of_run(config, c.FORWARD_DURATION, "phase", part="count")),
+        _record(speed, f"({names.tokens} > 0) / {busy}"),
+        _record(
+            names.recorded("tokens_per_second_and_sequence"),
+            f"{speed}{decode} * {names.passes}{decode}\n/ (({own}) > 0)",
+        ),
         _record(names.stall, f"(\n{stall}\n) / {busy}"),
     ]
 
