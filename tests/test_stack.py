@@ -21,8 +21,8 @@ import yaml
 from prometheus import binary
 
 import moe_telemetry as mt
-from moe_telemetry import Recorder, catalog
-from moe_telemetry.monitoring import check, export, stack
+from moe_telemetry import Recorder, catalog, cli
+from moe_telemetry.monitoring import check, export, reasons, stack
 from moe_telemetry.monitoring.config import Config, duration, seconds
 
 ROOT = Path(__file__).parent.parent
@@ -173,7 +173,7 @@ def test_check_names_what_is_missing_and_what_is_empty_for_it():
 def test_every_metric_that_can_lack_has_a_reason():
     """check knows why for each metric but those that telemetry always has."""
     always = {metric.name for metric in catalog.CATALOG if metric.name.startswith("moe.telemetry.")}
-    assert set(catalog.BY_NAME) - always == set(check.WHY)
+    assert set(catalog.BY_NAME) - always == set(reasons.WHY) >= set(reasons.MLX_LM)
 
 
 def test_check_says_that_without_tokens_no_ratio_alerts():
@@ -214,6 +214,25 @@ def test_check_of_a_foreign_endpoint_is_one_line():
     assert re.fullmatch(r"moe-telemetry: \S+ is no endpoint of moe_telemetry: .*\n", done.stderr)
 
 
+def test_check_knows_what_plain_mlx_lm_does_not_have():
+    """Of a runtime without hooks of its own no hook is asked for: what lacks by its nature stands together, once."""
+    recorder = Recorder()
+    with mt.start(port=0, recorder=recorder, runtime="mlx_lm") as telemetry:
+        idle = command("check", telemetry.url)
+        recorder.forward(1)
+        recorder.union(0, 4)
+        recorder.tokens(1)
+        done = command("check", telemetry.url)
+        recorder.pool(0, capacity=8)
+        streaming = command("check", telemetry.url)
+    assert "recorder." not in idle.stdout + done.stdout
+    assert 2 == done.stdout.count("mlx_lm has all experts in memory")  # what is missing, and what is at 0
+    assert re.search(r"mlx_lm has generated nothing so far:\n.*moe_tokens_total", idle.stdout)
+    assert not re.search(r"generated nothing so far:\n.*moe_tokens_total", done.stdout)
+    assert "mlx_lm has all experts in memory" not in streaming.stdout
+    assert "recorder.prefetch is not called" in streaming.stdout
+
+
 def test_check_suspects_a_missing_ready():
     """Predicted misses that are all timing, and no hit by prefetch, look like a `ready` that is not passed."""
     recorder = Recorder()
@@ -226,6 +245,7 @@ def test_check_suspects_a_missing_ready():
 
 def test_check_of_nothing_is_one_line():
     """An endpoint that is not there."""
+    assert check.DEFAULT_URL == cli.build("check").parse_args(["check"]).url
     done = command("check", "127.0.0.1:1")
     assert 2 == done.returncode
     assert re.fullmatch(r"moe-telemetry: cannot scrape http://127.0.0.1:1/metrics: .*\n", done.stderr)

@@ -4,69 +4,27 @@ from __future__ import annotations
 
 import argparse
 import re
+import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from moe_telemetry import catalog as c
 from moe_telemetry.catalog import CATALOG, Kind, Metric
-from moe_telemetry.client import ClientError, base_url, get
+from moe_telemetry.client import DEFAULT_URL, ClientError, base_url, get
 from moe_telemetry.settings import ConfigurationError
 
 from .alerts import alerts
 from .config import Config
+from .reasons import reasons
 from .recording import rules as recording_rules
 
 TIMEOUT_SECONDS = 10.0
+WIDTH = 118
 
-_ROUTING = "neither routed(), routed_array() nor union() is called"
-_LOOKUPS = "the runtime declares no pool (recorder.pool) and gives routed() or routed_array() no `resident`"
-_PREDICTOR = "the runtime declares no pool and gives routed() no `predicted`; recall() is not called either"
-_REQUEST = "recorder.request is not called"
-WHY: dict[str, str] = {
-    c.LOOKUPS.name: _LOOKUPS,
-    c.PREFETCH_HITS.name: "routed() got no `ready`, or no prefetch made a hit",
-    c.PREDICTOR_EXPERTS.name: _PREDICTOR,
-    c.PREDICTOR_CANDIDATES.name: _PREDICTOR,
-    c.LAYER_CALLS.name: f"no layer is known: {_ROUTING}; start(num_layers=...) is not given",
-    c.LAYER_EXPERTS.name: _ROUTING,
-    c.LAYER_UNION_MAX.name: _ROUTING,
-    c.UNION.name: _ROUTING,
-    c.UNION_MAX.name: _ROUTING,
-    c.LAYER_OVERFLOWS.name: "no union was above its pool, or no pool is declared",
-    c.POOL_CAPACITY.name: "recorder.pool was given no capacity",
-    c.POOL_RESIDENT.name: "recorder.pool was given no resident count",
-    c.PREFETCH_DURATION.name: "recorder.prefetch is not called (drop-in: is PREFETCH_TPROF=1 set?)",
-    c.PROMOTE_DURATION.name: "recorder.promote is not called (drop-in: is PREFETCH_TPROF=1 set?)",
-    c.PREFETCH_WINDOW.name: "recorder.window is not called (drop-in: is WINDOW_PROF=1 set?)",
-    c.PREFETCH_PLACED.name: "recorder.placed is not called",
-    c.PREFETCH_DROPPED.name: "recorder.prefetch_dropped is not called, or nothing was dropped",
-    c.PREFETCH_WASTED.name: "recorder.prefetch_dropped got no `nbytes`, or nothing was read for nothing",
-    c.BLOCK_DURATION.name: "recorder.block is not called (drop-in: is STREAM_PROF=1 set?)",
-    c.BLOCK_CALLS.name: "recorder.block_call is not called",
-    c.READ_BYTES.name: "recorder.read is not called",
-    c.READ_DURATION.name: "recorder.read is not called",
-    c.STALL_DURATION.name: "recorder.stall is not called",
-    c.EVICTIONS.name: "recorder.evicted is not called, or nothing was evicted",
-    c.DEGRADED.name: "recorder.degraded is not called: every expert was served by its weights",
-    c.FORWARD_DURATION.name: "recorder.forward_done is not called",
-    c.FORWARD_ACTIVE.name: "recorder.forward_done is not called",
-    c.TOKENS.name: "recorder.tokens is not called",
-    c.SPECULATION_TOKENS.name: "recorder.speculation is not called: no speculative decoding",
-    c.LOAD_PEAK.name: "routed() is not told how many tokens chose an expert: routed_array() and mlx_lm's routing are",
-    c.TTFT.name: _REQUEST,
-    c.TPOT.name: _REQUEST,
-    c.REQUEST_DURATION.name: _REQUEST,
-    c.MLX_MEMORY.name: "the process has not loaded MLX",
-    c.MLX_MEMORY_PEAK.name: "the process has not loaded MLX",
-    c.MLX_MEMORY_LIMIT.name: "the process has not loaded MLX, or its version has no memory limit",
-    c.PROCESS_MEMORY.name: "the application's own provider reports its process",
-    c.PROCESS_CPU.name: "the application's own provider reports its process",
-    c.RUN_INFO.name: "this is not an endpoint of moe_telemetry",
-    c.RUN_START_TIME.name: "this is not an endpoint of moe_telemetry",
-}
 GOOD_AT_ZERO = frozenset(
     (c.LOST.name, c.LAYER_FOLDED.name, c.HOOK_ERRORS.name, c.LAYER_OVERFLOWS.name, c.DEGRADED.name)
 )
@@ -112,10 +70,12 @@ class Scrape:
 def findings(scrape: Scrape, dashboards: dict[str, dict[str, Any]], config: Config) -> list[Finding]:
     """What the scrape lacks, in the catalog's order; `dashboards` are those of `dashboards.build`."""
     found = []
+    runtimes = {labels.get("runtime", "") for labels, _ in scrape.samples.get(c.RUN_INFO.prometheus, ())}
+    known = reasons(runtimes, streams=bool(scrape.values(c.LOOKUPS)))
     for metric in CATALOG:
         values = scrape.values(metric)
         if not values or (metric.kind is not Kind.GAUGE and not any(values) and metric.name not in GOOD_AT_ZERO):
-            why = WHY.get(metric.name, "not known why: please report it")
+            why = known.get(metric.name, "not known why: please report it")
             missing = not values
             panels = tuple(_panels_of(metric, dashboards, config)) if missing else ()
             names = tuple(_alerts_of(metric, config))
@@ -196,7 +156,13 @@ def _metrics_in(expression: str, recorded: dict[str, str]) -> set[str]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument("url", metavar="URL", help="an endpoint, such as http://127.0.0.1:9464")
+    parser.add_argument(
+        "url",
+        nargs="?",
+        default=DEFAULT_URL,
+        metavar="URL",
+        help=f"an endpoint, as URL or host:port ({DEFAULT_URL.partition('//')[2]})",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -212,15 +178,30 @@ def run(options: argparse.Namespace) -> int:
     for heading, findings_ in (("Missing", missing), ("Nothing counted so far", silent)):
         if findings_:
             print(f"\n{heading}:")
+        by_reason: dict[str, list[Finding]] = {}
         for finding in findings_:
-            print(f"  {finding.metric.prometheus}: {finding.why}")
-            if finding.panels:
-                print(f"    empty panels: {'; '.join(finding.panels)}")
-            if finding.alerts:
-                print(f"    cannot fire: {', '.join(finding.alerts)}")
+            by_reason.setdefault(finding.why, []).append(finding)
+        for why, alike in by_reason.items():
+            _tell(why, alike)
     for remark in remarks(scrape):
         print(f"\nNote: {remark}")
     return 0
+
+
+def _tell(why: str, findings_: list[Finding]) -> None:
+    """Print metrics that lack for one reason, and what is empty or silent for it."""
+    names = [finding.metric.prometheus for finding in findings_]
+    if len(names) == 1:
+        print(f"  {names[0]}: {why}")
+    else:
+        print(f"  {why}:")
+        print(textwrap.fill(", ".join(names), WIDTH, initial_indent="    ", subsequent_indent="    "))
+    for what, lists in (
+        ("empty panels", [finding.panels for finding in findings_]),
+        ("cannot fire", [finding.alerts for finding in findings_]),
+    ):
+        if found := list(dict.fromkeys(chain.from_iterable(lists))):
+            print(f"    {what}: {('; ' if what == 'empty panels' else ', ').join(found)}")
 
 
 def fetch(url: str) -> Scrape:
