@@ -1,9 +1,10 @@
 """What recording each layer's routing costs a decode: read there and then, or handed over as it is.
 
 A small transformer with all experts in memory (random weights, the demo's layers) decodes while the ways take turns of
-24 passes, in an order drawn anew, in one process; what counts is a pass' time against that of `off`, by the clock and
-in CPU time of the process (on a CPU the model's work included). Each turn begins with an empty context, so that all
-ways do the same, and what `routed_array` counts later is inside its own turns.
+24 passes, in an order drawn anew, in one process; what counts is a pass' time against that of `off`: by the clock,
+waits included, and in CPU time of the thread that makes the passes, which is what a call costs where nobody waits.
+Each turn begins with an empty context, so that all ways do the same, and what `routed_array` counts later is inside
+its own turns.
 
     off            no hook
     off again      the same once more: what the machine's own noise makes of a ratio
@@ -46,7 +47,7 @@ Hook = Callable[[int, mx.array], None]
 
 
 class Taken(NamedTuple):
-    """Seconds by the clock, and of the process' CPU time."""
+    """Seconds by the clock, and of this thread's CPU time."""
 
     wall: float
     cpu: float
@@ -54,7 +55,7 @@ class Taken(NamedTuple):
     @classmethod
     def now(cls) -> Taken:
         """Both clocks."""
-        return cls(time.perf_counter(), time.process_time())
+        return cls(time.perf_counter(), time.thread_time())
 
     def since(self, begin: Taken, passes: int) -> Taken:
         """Mean of so many passes."""
@@ -209,7 +210,7 @@ def misses(found: list[Way], layers: int) -> list[str]:
 
 def show(found: list[Way]) -> None:
     """The table, in Markdown."""
-    print("| way | time, of off's | 95 % | CPU time, of off's | 95 % |")
+    print("| way | time, of off's | 95 % | thread's CPU time, of off's | 95 % |")
     print("|---|---|---|---|---|")
     for way in found:
         cells = []
