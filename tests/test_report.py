@@ -309,3 +309,19 @@ def test_report_refuses_other_data():
     with pytest.raises(ValueError, match="no snapshot") as caught:
         mt.report({"metrics": {}})
     assert ReportError is caught.type
+
+
+@pytest.mark.parametrize(
+    ("requests", "words"),
+    [(1, "1 request of 0.50 s, 100.0 ms to the first token, 50.0 ms an output token"), (1_234, "1,234 requests of ")],
+)
+def test_one_request_is_no_mean(requests, words):
+    """One has its figures, of several there are means."""
+    with capture() as captured:
+        for _ in range(requests):
+            rec.request(0.1, 0.5, 9)
+    (line,) = [
+        line for line in lines(mt.report(snapshot.build(captured.store, read(captured.store)))) if "request" in line
+    ]
+    assert line.startswith(words)
+    assert (requests > 1) == line.endswith(" (means)")

@@ -280,6 +280,8 @@ def test_uncounted_tokens_and_untimed_passes_are_said(bare: Any) -> None:
     """Passes without tokens are no speed of 0, and tokens without passes none at all."""
     assert Absent.UNTIMED is bare(lambda rec: rec.forward(1), lambda rec: rec.tokens(3)).phases["decode"].speed
     assert Absent.UNCOUNTED is bare(lambda rec: rec.forward_done(0.5)).phases["decode"].speed
+    prefill = bare(lambda rec: rec.tokens(3, "prefill")).phases["prefill"]  # though decode is timed
+    assert Absent.UNTIMED is prefill.speed is prefill.busy
 
 
 def test_a_pass_in_progress_is_seen(bare: Any) -> None:

@@ -79,11 +79,12 @@ def requests(totals: Totals) -> dict[str, float | None]:
 def _requests(found: dict[str, float | None]) -> list[str]:
     if not found["count"]:
         return []
-    words = [f"{whole(int(found['count']))} requests of {found['duration'] or 0.0:.2f} s"]
+    number = int(found["count"])
+    words = [f"{whole(number)} request{'s' * (number > 1)} of {found['duration'] or 0.0:.2f} s"]
     for key, of in (("first_token", "to the first token"), ("output_token", "an output token")):
         if (mean := found[key]) is not None:
             words.append(f"{1000 * mean:,.1f} ms {of}")
-    return [f"{', '.join(words)} (means)"]
+    return [f"{', '.join(words)}{' (means)' * (number > 1)}"]
 
 
 def _speculation(accepted: float | None) -> list[str]:

@@ -147,8 +147,11 @@ def _phase(window: Window, phase: str) -> PhaseFrame:
         return _known(value, window, metric)
 
     speed = known(of.tokens_per_second, c.FORWARD_DURATION)
-    if active and not of.tokens and passes:
+    share = a_second(busy, c.FORWARD_DURATION)
+    if passes and not of.tokens:
         speed = Absent.UNCOUNTED
+    elif of.tokens and not passes:  # as of prompts that a server's cache has but for their last token (mlx_lm)
+        speed = share = Absent.UNTIMED
     all_hit = known(of.all_hit, c.LAYER_CALLS)
     return PhaseFrame(
         phase=phase,
@@ -156,7 +159,7 @@ def _phase(window: Window, phase: str) -> PhaseFrame:
         running=max(window.gauge(c.FORWARD_ACTIVE, phase=phase), default=0.0),
         speed=speed,
         by_clock=a_second(of.tokens, c.TOKENS),
-        busy=a_second(busy, c.FORWARD_DURATION),
+        busy=share,
         hit=known(of.hit_rate, c.LOOKUPS),
         late=known(of.timing, c.LOOKUPS),
         evicted=known(of.evicted, c.LOOKUPS),
