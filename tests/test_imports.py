@@ -28,6 +28,7 @@ LAYERS = (
     {"counting", "loads"},
     {"passes"},
     {"reduction"},
+    {"pending"},
     {"routing"},
     {"live"},
     {"recording"},

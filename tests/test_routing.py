@@ -8,59 +8,15 @@ import threading
 import lazies
 import mlx.core as mx
 import pytest
+from routed import BEHIND, EXPERTS, calls, cap, lost, passes, routing_of, tokens, way
 
-from moe_telemetry import counting, live, routing
+from moe_telemetry import counting, live, pending, routing
 from moe_telemetry import recorder as rec
 from moe_telemetry.cells import LOAD_CALLS, LOAD_WINDOW, ExpertLoad
-from moe_telemetry.series import Distribution
 from moe_telemetry.testing import capture
 
+__all__ = ["cap", "no_evaluation", "way"]
 no_evaluation = pytest.fixture(lazies.no_evaluation)
-
-EXPERTS = 16
-BEHIND = routing.FORWARDS * (routing.BATCHES_BEHIND + 1)
-"""Passes behind which the first batch is read."""
-
-
-@pytest.fixture(params=["host", "device"])
-def way(request, monkeypatch):
-    """Ids read by the host, and counted by the device: by scattering, since the kernel needs CUDA."""
-    if request.param == "device":
-        monkeypatch.setattr(counting, "on_cuda", lambda: True)
-        monkeypatch.setattr(counting, "_broken", True)
-    return request.param
-
-
-@pytest.fixture
-def cap(way):
-    with capture() as found:
-        yield found
-
-
-def lost(cap):
-    """Records dropped, by reason."""
-    return {reason: count for reason, count in cap.store.lost.items() if count}
-
-
-def calls(cap):
-    """Layer calls counted so far, without asking for what is outstanding."""
-    rows = [cells for row in cap.store.rows.values() for cells in row.layers.values()]
-    return sum(sum(cells.sizes.values()) for cells in rows)
-
-
-def routing_of(ids):
-    """A lazy array of ids that the model evaluates by and by."""
-    return mx.array(ids, dtype=mx.uint32) + 0
-
-
-def passes(number, layers=2, ids=((1, 2),), evaluate=True, experts=EXPERTS):
-    """So many passes over some layers, all routed alike."""
-    for _ in range(number):
-        arrays = [routing_of(ids) for _ in range(layers)]
-        for layer, array in enumerate(arrays):
-            rec.routed_array(layer, array, experts)
-        if evaluate:
-            mx.eval(arrays)
 
 
 # -- exactness ------------------------------------------------------------------------------------------------
@@ -90,8 +46,8 @@ def as_mask(ids):
 
 def hand_in(given, on_device):
     """The calls as `routed` or as `routed_array` takes them, evaluated behind each pass."""
-    for phase, tokens, layers in given:
-        rec.forward(tokens, phase)
+    for phase, length, layers in given:
+        rec.forward(length, phase)
         arrays = []
         for layer, (routed, resident, predicted, ready, masks) in enumerate(layers):
             if not on_device:
@@ -163,6 +119,66 @@ def test_layers_of_different_kind_in_one_pass(cap):
         mx.eval(arrays)
     assert [4, 6, 4] == [cap.total("moe.layer.experts", layer=str(layer)) for layer in range(3)]
     assert {} == lost(cap)
+
+
+def test_layers_of_different_type_in_one_pass(cap):
+    """Whatever integers the routers of the layers give."""
+    kinds = (mx.uint8, mx.int64, mx.uint32, mx.int16, mx.uint64)
+    arrays = [mx.array([[1, 2, 14]]).astype(kind) for kind in kinds]
+    mx.eval(arrays)
+    for _ in range(3):
+        live.routed_pass(rec, tuple(range(5)), (EXPERTS,) * 5, arrays)
+        for layer, array in enumerate(arrays):
+            rec.routed_array(layer, array, EXPERTS)
+    assert 30 * 3 == cap.total("moe.layer.experts")
+    assert {layer: [0, 6, 6, *[0] * 11, 6, 0] for layer in range(5)} == tokens(cap)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_union_is_held_against_the_pool_of_its_time(cap, whole):
+    """A pool that grows before the figures are read does not undo what overflowed it, nor the other way round."""
+    for capacity in (1, 2, 1, 3, 2):
+        rec.pool(0, capacity)
+        passes(1, layers=1, whole=whole)
+    assert 2 == cap.total("moe.layer.overflows")
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_layers_over_the_budget_are_folded(cap, whole):
+    """Each call of theirs, as with `routed`."""
+    passes(3, layers=260, whole=whole)
+    assert 3 * 4 == cap.total("moe.telemetry.overflow")
+    assert 3 * 4 == cap.total("moe.layer.calls", layer="other")
+    assert 3 * 260 == cap.total("moe.layer.calls")
+
+
+def test_models_that_take_turns(cap):
+    """Other layers, other numbers of experts, other phases, pass by pass."""
+    models = (((0, 1), 8), ((0, 1, 2), 16), ((3,), 300), ((1, 0), 8))
+    for turn in range(40):
+        layers, experts = models[turn % 4]
+        rec.forward(1 + turn % 3, "decode" if turn % 2 else "prefill")
+        arrays = [routing_of([[0, experts - 1]]) for _ in layers]
+        live.routed_pass(rec, layers, (experts,) * len(layers), arrays)
+        mx.eval(arrays)
+    assert 10 * (2 + 3 + 1 + 2) == cap.total("moe.layer.calls")
+    assert 2 * 10 * (2 + 3 + 1 + 2) == cap.total("moe.layer.experts")
+    assert {"decode": 50, "prefill": 30} == {
+        phase: cap.total("moe.layer.calls", phase=phase) for phase in ("decode", "prefill")
+    }
+    assert [10] + [0] * 298 + [10] == cap.store.layers[3].load.tokens
+    assert {} == lost(cap)
+    router = cap.store.routers[threading.get_ident()]
+    assert len(router._plans) <= len(models) * 6
+
+
+def test_plans_are_bounded(cap, monkeypatch):
+    """Passes of ever new layers keep no more than MAX_PLANS."""
+    monkeypatch.setattr(routing, "MAX_PLANS", 4)
+    for layer in range(20):
+        passes(1, layers=[layer], whole=True)
+    assert 20 == cap.total("moe.layer.calls")
+    assert len(cap.store.routers[threading.get_ident()]._plans) <= 4
 
 
 def test_an_empty_array_is_a_call_of_no_expert(cap):
@@ -246,7 +262,7 @@ def test_what_the_model_never_evaluates_stays_so(cap):
         rec.routed_array(layer, array, EXPERTS)
     cap.store.drain()
     assert before == lazies.memory()
-    assert {"unevaluated": 1} == lost(cap)
+    assert {"unevaluated": 2} == lost(cap)
     assert 0 == calls(cap)
 
 
@@ -263,6 +279,17 @@ def test_dead_routers_behind_a_prefill_chunk_are_left_out(cap):
     assert {} == lost(cap)
 
 
+def test_what_is_dead_is_let_go_with_the_next_pass(cap):
+    """It holds what a model has in its last layer: cache, weights and activations."""
+    alive = [routing_of([[1, 2]]) for _ in range(2)]
+    live.routed_pass(rec, (0, 1, 2), (EXPERTS,) * 3, [*alive, lazies.unevaluated()])
+    mx.eval(alive)
+    router = cap.store.routers[threading.get_ident()]
+    assert 3 == lazies.held(router).count("array")
+    passes(1, whole=True)
+    assert 2 + 2 == lazies.held(router).count("array")
+
+
 def test_a_pass_handed_over_whole_may_be_dead(cap):
     """An integration hands over every pass of a model, also those whose routing is never needed."""
     live.routed_pass(rec, (0,), (EXPERTS,), [lazies.unevaluated()])
@@ -272,17 +299,84 @@ def test_a_pass_handed_over_whole_may_be_dead(cap):
     assert {} == lost(cap)
 
 
-def test_a_graph_that_only_grows_is_not_walked_for_ever(cap, monkeypatch):
-    """Passes of which nobody evaluates any are refused until the next request, and so is what they hold."""
-    monkeypatch.setattr(routing, "MAX_GRAPH", 400)
+def grow(number):
+    """So many passes of a call, each behind the one before, of which nothing is evaluated."""
     array = routing_of([[1, 2]])
-    for _ in range(3 * routing.FORWARDS):
+    for _ in range(number):
         array = array + 0
         rec.routed_array(0, array, EXPERTS)
+
+
+def test_passes_that_are_evaluated_together_are_counted(cap):
+    """Up to MAX_PENDING calls wait for that, whatever the passes are."""
+    for number in (1, 2, 3, 7, 20):
+        array, kept = routing_of([[1, 2]]), []
+        for _ in range(number):
+            for layer in range(3):
+                array = array + 0
+                kept.append(array)
+                rec.routed_array(layer, array, EXPERTS)
+        mx.eval(kept)
+    assert 3 * (1 + 2 + 3 + 7 + 20) == cap.total("moe.layer.calls")
+    assert {} == lost(cap)
+
+
+@pytest.mark.parametrize("order", [[None] * 20, [0] * 7, [0, 1, 2] * 3, [None, 0, None, 1], [5, 3, 5, 3, 3]])
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_layer_may_come_several_times_in_a_pass(cap, order, whole):
+    """As those whose number is not known do: nothing is lost, though a call that comes again begins a pass."""
+    passes(30, order, whole=whole)
+    assert 30 * len(order) == cap.total("moe.layer.calls")
+    assert 2 * 30 * len(order) == cap.total("moe.layer.experts")
+    assert {-1 if layer is None else layer: [0, *[30 * order.count(layer)] * 2, *[0] * 13] for layer in order} == (
+        tokens(cap)
+    )
+    assert {} == lost(cap)
+
+
+def test_looking_for_what_is_evaluated_stays_cheap(cap, monkeypatch):
+    """Where each call begins a pass, and all are evaluated together, few graphs are walked, and short ones."""
+    walked = []
+    original = pending._graph
+
+    def noted(array):
+        walked.append(original(array))
+        return walked[-1]
+
+    monkeypatch.setattr(pending, "_graph", noted)
+    passes(10, [None] * 100)
+    unevaluated = [length for length in walked if length]
+    assert len(walked) < 10 * (100 + 20)
+    assert len(unevaluated) < 10 * 10
+    assert max(unevaluated) < 2000
+
+
+def test_what_is_never_evaluated_is_given_up(cap, monkeypatch):
+    """It is a loss, and not kept, when it is too much, or when something behind it is evaluated."""
+    monkeypatch.setattr(pending, "MAX_PENDING", 10)
+    for _ in range(20):
+        passes(1, evaluate=False)
     router = cap.store.routers[threading.get_ident()]
-    assert not router._closed
-    assert len(router._forward) <= 1
-    assert 3 * routing.FORWARDS == lost(cap)["unevaluated"] + len(router._forward)
+    assert len(router._pending) <= 10
+    assert lost(cap)["unevaluated"] >= 40 - 10 - 2
+    passes(BEHIND)
+    assert 0 == len(router._pending)
+    assert {"unevaluated": 40} == lost(cap)
+    assert 2 * BEHIND == cap.total("moe.layer.calls")
+
+
+def test_a_graph_that_only_grows_is_not_walked_for_ever(cap, monkeypatch):
+    """Passes of which nobody evaluates any are refused until the next request, and so is what they hold."""
+    monkeypatch.setattr(pending, "MAX_GRAPH", 400)
+    monkeypatch.setattr(pending, "MAX_PENDING", 3)
+    walked = []
+    original = pending._graph
+    monkeypatch.setattr(pending, "_graph", lambda array: walked.append(original(array)) or walked[-1])
+    grow(50)
+    router = cap.store.routers[threading.get_ident()]
+    assert lost(cap)["unevaluated"] > 40
+    assert lazies.held(router).count("array") < 4
+    assert max(walked) < 1200
     cap.store.drain()
     passes(1)
     assert 2 == cap.total("moe.layer.calls")
@@ -306,6 +400,36 @@ def test_functions_under_transformation_are_left_alone(cap):
     assert [1.0, 1.0] + [0.0] * 6 == gradient.tolist()[0]
     assert cap.total("moe.layer.calls") <= 2  # the plain one, and the gradient's if it is evaluated with it
     assert [] == lazies.held(cap.store.routers[threading.get_ident()]._closed)
+
+
+def test_a_batch_under_transformation_is_read_all_the_same(cap):
+    """Where MLX refuses to evaluate beside the program: what is read is evaluated then."""
+
+    def forward(x):
+        for layer in range(3):
+            indices = mx.argpartition(x, kth=2, axis=-1)[..., :2]
+            rec.routed_array(layer, indices, 8, mx.zeros((8,), dtype=mx.bool_))
+            x = x + mx.take_along_axis(x, mx.stop_gradient(indices), axis=-1).sum(-1, keepdims=True)
+        return x
+
+    x = mx.arange(800, dtype=mx.float32).reshape(100, 8)
+    for _ in range(BEHIND):
+        mx.eval(mx.grad(lambda x: mx.checkpoint(forward)(x).sum())(x))
+    assert 2 * 3 * BEHIND == cap.total("moe.layer.calls")
+    assert 0 == sum(cap.store.hook_errors.values())
+
+
+def test_counting_takes_little_memory(cap):
+    """A prompt that is read at once, 48 layers of 8,192 tokens: not all its ids are joined together."""
+    arrays = [mx.zeros((1, 8192, 8), dtype=mx.uint32) + layer % EXPERTS for layer in range(48)]
+    mx.eval(arrays)
+    before = lazies.memory()
+    mx.reset_peak_memory()
+    live.routed_pass(rec, tuple(range(48)), (EXPERTS,) * 48, arrays)
+    cap.store.drain()
+    assert mx.get_peak_memory() - before < 2 * before  # which is what the ids are
+    assert before == lazies.memory()
+    assert 48 == cap.total("moe.layer.experts")
 
 
 def test_nothing_is_held_when_all_is_counted(cap):
@@ -345,6 +469,10 @@ def test_an_id_that_is_none_spoils_its_call_only(cap, bad):
         layer: cap.total("moe.layer.calls", layer=layer) for layer in ("0", "1", "2", "3")
     }
     assert {"out_of_range": 4} == lost(cap)
+    assert [0, 2, 2] == cap.store.layers[0].load.tokens[:3]
+    assert {1: [0] * EXPERTS, 3: [0] * EXPERTS} == {1: [0] * EXPERTS, 3: [0] * EXPERTS} | {
+        layer: found for layer, found in tokens(cap).items() if layer in (1, 3)
+    }
 
 
 WRONG = {
@@ -354,6 +482,7 @@ WRONG = {
     "no experts": ((mx.array([1]), 0), "out_of_range"),
     "too many experts": ((mx.array([1]), 10**6), "out_of_range"),
     "experts unknown": ((mx.array([1]), None), "not_a_number"),
+    "ids without end": ((mx.broadcast_to(mx.array([1], dtype=mx.uint8), (1 << 16, 1 << 15)), EXPERTS), "too_many"),
     "a lazy number of experts": ((mx.array([1]), mx.array(8)), "lazy_array"),
     "a mask of another length": ((mx.array([1]), EXPERTS, mx.zeros((3,), dtype=mx.bool_)), "not_a_number"),
     "a mask of numbers": ((mx.array([1]), EXPERTS, None, mx.zeros((EXPERTS,))), "not_a_number"),
@@ -372,23 +501,61 @@ def test_what_cannot_be_counted_is_refused(cap, given):
     assert {reason: 1} == lost(cap)
     assert 5 not in cap.store.layers
     assert 0 == cap.total("moe.layer.calls")
+    assert [] == lazies.held(cap.store.routers.get(threading.get_ident()))
 
 
-def test_an_error_in_one_pass_leaves_the_others(cap, monkeypatch):
-    """What cannot be reduced together is reduced apart."""
+def fail_for(monkeypatch, shape):
+    """Let the device be asked to count, and fail where an array has this shape."""
     monkeypatch.setattr(counting, "on_cuda", lambda: True)
     original = counting.token_counts
 
     def failing(indices, experts):
-        if any(array.shape == (3, 2) for array in indices):
+        if any(array.shape == shape for array in indices):
             raise RuntimeError("no memory")
         return original(indices, experts)
 
     monkeypatch.setattr(counting, "token_counts", failing)
-    passes(2)
-    passes(1, ids=[[1, 2]] * 3)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_an_error_in_one_pass_leaves_the_others(cap, monkeypatch, whole):
+    """What cannot be reduced together is reduced apart, and counts for what it is."""
+    fail_for(monkeypatch, (3, 2))
+    passes(2, whole=whole)
+    passes(1, ids=[[1, 2]] * 3, whole=whole)
     assert 4 == cap.total("moe.layer.calls")
-    assert {"error": 1} == lost(cap)
+    assert 8 == cap.total("moe.layer.experts")
+    assert {0: [0, 2, 2] + [0] * 13, 1: [0, 2, 2] + [0] * 13} == tokens(cap)
+    assert {"error": 2} == lost(cap)
+
+
+def test_an_error_when_figures_are_read_leaves_the_other_kinds(cap, monkeypatch):
+    """Other shapes of the same batch are counted."""
+    passes(2)
+    passes(1, ids=[[1, 2, 3]])
+    monkeypatch.setattr(cap.store.layers[0], "load", BrokenLoad(EXPERTS))
+    passes(1, layers=[1], ids=[[1, 2, 3, 4]])
+    cap.store.drain()
+    assert 4 == cap.series()["moe.layer.union.max", (("layer", "1"), ("phase", "decode"))]
+    assert 0 < lost(cap)["error"]
+
+
+class BrokenLoad(ExpertLoad):
+    def count(self, ids):
+        raise OverflowError
+
+    add = count
+
+
+def test_what_is_no_routing_spoils_its_pass_only(cap):
+    """Handed over whole it is not looked at: MLX or reading it finds out, in our hands."""
+    for wrong in ([None, None], [mx.array(1), mx.array(2)], [mx.array([1.5]), mx.array([2.5])], ["12", "34"]):
+        mx.eval([each for each in wrong if isinstance(each, mx.array)])
+        passes(1, whole=True)
+        live.routed_pass(rec, (0, 1), (EXPERTS, EXPERTS), wrong)
+        passes(1, whole=True)
+    assert 2 * 2 * 4 == cap.total("moe.layer.calls")
+    assert 0 < sum(lost(cap).values())
 
 
 def test_off_it_does_nothing():
@@ -399,62 +566,6 @@ def test_off_it_does_nothing():
     passes(1)
     cap.store.end()
     assert 2 == calls(cap)
-
-
-# -- threads ----------------------------------------------------------------------------------------------------
-
-
-def in_thread(work):
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-
-
-def test_the_end_counts_what_another_thread_left(cap):
-    """A stop in the main thread takes over from a model's thread that waits."""
-    handed_in, ended = threading.Event(), threading.Event()
-
-    def model():
-        passes(5)
-        handed_in.set()
-        ended.wait(10)
-        passes(1)
-
-    thread = threading.Thread(target=model)
-    thread.start()
-    handed_in.wait(10)
-    cap.store.end()
-    assert 10 == calls(cap)
-    ended.set()
-    thread.join()
-    assert 10 == calls(cap)  # nothing is taken behind the end
-
-
-def test_threads_that_have_ended_leave_their_figures(cap):
-    """To the next thread that comes, or to the end; their identifiers may be used again."""
-    for _ in range(3):
-        in_thread(lambda: passes(2))
-    assert len(cap.store.routers) + len(cap.store.orphans) <= 2
-    in_thread(lambda: passes(2))
-    assert 12 == calls(cap)
-    cap.store.end()
-    assert 16 == calls(cap)
-
-
-def test_threads_count_apart_and_exactly(cap):
-    """Eight models at once."""
-    threads = [threading.Thread(target=lambda: (passes(30), cap.store.drain())) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert 8 * 60 == cap.total("moe.layer.calls")
-    assert Distribution((0, 480, *(0,) * 69), 960) == only(cap, "moe.expert.union")
-
-
-def only(cap, name):
-    (value,) = [value for (found, _), value in cap.series().items() if found == name and value.count]
-    return value
 
 
 # -- load -------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ sum of fields that only rise, never a difference, so a torn read is late and nev
 from __future__ import annotations
 
 import sys
+import threading
 from collections import deque
 from collections.abc import Iterable
 from operator import add, mul, sub
@@ -133,17 +134,23 @@ class LayerCells:
 
 
 class ExpertLoad:
-    """Tokens by expert of one layer, of the whole run and of its last LOAD_WINDOW calls."""
+    """Tokens by expert of one layer, of the whole run and of its last LOAD_WINDOW calls.
 
-    __slots__ = ("_calls", "_open", "_open_calls", "_pieces", "_total", "_window")
+    Several threads may count calls of one layer. They raise the numbers of the piece that is open, one by one; sums of
+    pieces are made by one thread at a time, and nobody waits for it: what came meanwhile is added by the next.
+    """
+
+    __slots__ = ("_adding", "_calls", "_new", "_open", "_open_calls", "_pieces", "_total", "_window")
 
     def __init__(self, experts: int) -> None:
         self._total = [0] * experts
         self._window = [0] * experts
         self._pieces: deque[tuple[int, list[int]]] = deque()  # the window's, (calls, tokens) each
         self._calls = 0
+        self._new: deque[tuple[int, list[int]]] = deque()  # not added yet
         self._open = [0] * experts  # a piece that is being filled
         self._open_calls = 0
+        self._adding = threading.Lock()
 
     @property
     def experts(self) -> int:
@@ -153,31 +160,44 @@ class ExpertLoad:
     @property
     def tokens(self) -> list[int]:
         """Tokens routed to each expert so far."""
+        self._add()
         return list(map(add, self._total, self._open))
 
     def count(self, ids: Iterable[int]) -> None:
         """Add one call's routed ids."""
-        piece = self._open
         for expert in ids:
-            piece[expert] += 1
+            self._open[expert] += 1  # not of a name for it: it may have been exchanged
         self._open_calls += 1
         if self._open_calls >= LOAD_CALLS:
-            calls, self._open, self._open_calls = self._open_calls, [0] * len(piece), 0
+            experts = len(self._total)
+            calls, piece, self._open, self._open_calls = self._open_calls, self._open, [0] * experts, 0
             self.add(calls, piece)
 
     def add(self, calls: int, tokens: list[int]) -> None:
         """Add what `calls` calls routed to each expert."""
-        self._total = list(map(add, self._total, tokens))
-        self._window = list(map(add, self._window, tokens))
-        self._pieces.append((calls, tokens))
-        self._calls += calls
-        while self._calls > LOAD_WINDOW and len(self._pieces) > 1:
-            calls, tokens = self._pieces.popleft()
-            self._window = list(map(sub, self._window, tokens))
-            self._calls -= calls
+        self._new.append((calls, tokens))
+        self._add()
+
+    def _add(self) -> None:
+        if not self._adding.acquire(blocking=False):
+            return
+        try:
+            while self._new:
+                calls, tokens = self._new.popleft()
+                self._total = list(map(add, self._total, tokens))
+                self._window = list(map(add, self._window, tokens))
+                self._pieces.append((calls, tokens))
+                self._calls += calls
+                while self._calls > LOAD_WINDOW and len(self._pieces) > 1:
+                    calls, tokens = self._pieces.popleft()
+                    self._window = list(map(sub, self._window, tokens))
+                    self._calls -= calls
+        finally:
+            self._adding.release()
 
     def peak(self) -> float | None:
         """The busiest expert's share of the recent tokens times the number of experts; None without a token."""
+        self._add()
         recent = list(map(add, self._window, self._open))
         total = sum(recent)
         return max(recent) * len(recent) / total if total else None

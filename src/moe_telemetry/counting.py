@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import mlx.core as mx
@@ -15,6 +15,8 @@ KERNEL_INPUTS = (128, 384)
 """Arrays that a launch of the CUDA kernel reads: the pointers of the larger take 3 of the 4 KB that arguments may."""
 SHARED_EXPERTS = 8192
 """Most experts of a layer: a block of the kernel counts them in shared memory."""
+IDS_AT_ONCE = 262_144
+"""Routed ids joined at a time: what that needs meanwhile stays at a few megabytes."""
 _THREADS = 64
 
 _broken = False
@@ -26,10 +28,10 @@ def on_cuda() -> bool:
 
 
 def token_counts(indices: Sequence[mx.array], experts: int) -> tuple[mx.array, mx.array]:
-    """Counts of layer calls, lazily, from their `indices`: integer arrays of one shape, a call each.
+    """Counts of layer calls, lazily, from their `indices`: integer arrays of one shape and type, a call each.
 
-    Returns tokens by call and expert, int32 (calls, experts + 1), the last column being ids that are none; and, int32
-    (2, calls), how many distinct experts a call has and how many of its ids are none.
+    Returns tokens by call and expert, int32 (calls, experts + 1), the last column not used; and, int32 (2, calls), how
+    many distinct experts a call has and, where one of its ids is none, a number above 0. Such a call has no tokens.
     """
     global _broken  # noqa: PLW0603
     if on_cuda() and not _broken and indices[0].size:
@@ -42,16 +44,25 @@ def token_counts(indices: Sequence[mx.array], experts: int) -> tuple[mx.array, m
 
 
 def _by_scatter(indices: Sequence[mx.array], experts: int) -> tuple[mx.array, mx.array]:
+    step = max(1, IDS_AT_ONCE // max(1, indices[0].size))
+    parts = [_scattered(indices[begin : begin + step], experts) for begin in range(0, len(indices), step)]
+    counts = parts[0] if len(parts) == 1 else mx.concatenate(parts)
+    return counts, mx.stack([(counts[:, :-1] > 0).sum(-1), counts[:, -1]])
+
+
+def _scattered(indices: Sequence[mx.array], experts: int) -> mx.array:
     number = len(indices)
     counts = mx.zeros((number * (experts + 1),), dtype=mx.int32)
     if indices[0].size:
-        ids = mx.concatenate(list(indices)).reshape(number, -1).astype(mx.int64)
-        # An id out of range would be written out of bounds.
-        ids = mx.where((ids >= 0) & (ids < experts), ids, experts)
-        ids = ids + (mx.arange(number) * (experts + 1))[:, None]
+        ids = mx.concatenate(list(indices)).reshape(number, -1)
+        if ids.dtype != mx.uint32:  # MLX's own sorts and partitions give that
+            signed, unsigned = (mx.int64, mx.uint64) if ids.itemsize == 8 else (mx.int32, mx.uint32)
+            ids = ids.astype(signed).view(unsigned)  # a negative one is large now
+        known = (ids < experts).all(-1, keepdims=True)
+        ids = mx.where(known, ids, experts).astype(mx.uint32)  # or one out of range would be written out of bounds
+        ids = ids + (mx.arange(number, dtype=mx.uint32) * (experts + 1))[:, None]
         counts = counts.at[ids.reshape(-1)].add(1)
-    counts = counts.reshape(number, experts + 1)
-    return counts, mx.stack([(counts[:, :-1] > 0).sum(-1), counts[:, -1]])
+    return counts.reshape(number, experts + 1)
 
 
 def _by_kernel(indices: Sequence[mx.array], experts: int) -> tuple[mx.array, mx.array]:
@@ -78,7 +89,7 @@ def _by_kernel(indices: Sequence[mx.array], experts: int) -> tuple[mx.array, mx.
     return counts, figures
 
 
-@cache
+@lru_cache(maxsize=64)
 def _number(value: int) -> mx.array:
     return mx.array([value])
 
@@ -117,7 +128,7 @@ for (int at = threadIdx.x; at < size[0]; at += blockDim.x) {
 }
 __syncthreads();
 for (int expert = threadIdx.x; expert <= E; expert += blockDim.x) {
-  counts[static_cast<long long>(blockIdx.x) * (E + 1) + expert] = found[expert];
+  counts[static_cast<long long>(blockIdx.x) * (E + 1) + expert] = found[E] ? 0 : found[expert];
 }
 if (threadIdx.x == 0) {
   figures[blockIdx.x] = distinct;

@@ -20,13 +20,13 @@ def lose(recorder: Recorder, hook: str, error: Exception) -> None:
         lost(recorder._store, hook, error)
 
 
-def lost(store: Store, hook: str, error: Exception) -> None:
+def lost(store: Store, hook: str, error: Exception, records: int = 1) -> None:
     """`lose`, where the store is known."""
     with suppress(Exception):  # a message that cannot be formatted or logged must not reach the caller either
         reason = _reason(hook, error)
         if reason == "error" and hook in store.hook_errors:
             store.hook_errors[hook] += 1
-        store.lost[reason] += 1
+        store.lost[reason] += records
         now = time.monotonic()
         if now - store.logged_at >= LOG_INTERVAL:
             store.logged_at = now

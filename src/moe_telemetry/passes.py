@@ -7,13 +7,15 @@ is looked up once for all passes of the same layers (`Plan`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import compress
+from operator import not_
 from typing import Any
 
 import mlx.core as mx
 
 from . import counting
-from .cells import SeqCells
+from .cells import LayerCells, SeqCells
 from .loads import LoadSum, load_of
 from .losses import lost
 from .store import Store
@@ -24,7 +26,11 @@ class Plan:
     """Where the calls of a pass count: the layers of a model, in their order, in passes of one phase and length."""
 
     def __init__(self, row: SeqCells, layers: tuple[int | None, ...], experts: int) -> None:
-        self.cells = [row.by_layer.get(layer) or row.store.layer_cells(row, layer) for layer in layers]
+        store = row.store
+        self.pools = store.pools  # what a pass was within is what its pools were when it was handed over
+        self.cells = [row.by_layer.get(layer) or store.layer_cells(row, layer) for layer in layers]
+        self.capacities = [cells.capacity for cells in self.cells]
+        self.folded = sum(layer not in row.by_layer for layer in layers)
         self.layers = [-1 if layer is None else layer for layer in layers]
         self.experts = experts
         self.known = frozenset(range(experts))
@@ -32,28 +38,43 @@ class Plan:
 
 
 class Pass:
-    """A pass that was handed over: the `indices` of its calls, integer arrays of any shape, in the plan's order.
+    """A pass that was handed over: the `indices` of its calls, integer arrays of any shape, in the plan's order."""
 
-    `number` calls count: the model has evaluated the routing of those.
-    """
-
-    __slots__ = ("indices", "number", "plan", "shape", "size")
+    __slots__ = ("indices", "plan", "shape", "size", "type")
+    told = False
+    """Whether it is a loss if nobody evaluates it."""
 
     def __init__(self, plan: Plan, indices: list[mx.array]) -> None:
         self.plan = plan
         self.indices = indices
-        self.number = len(indices)
         self.shape = indices[0].shape
         self.size = indices[0].size
+        self.type = indices[0].dtype
+
+    def __len__(self) -> int:
+        return len(self.indices)
 
     def uniform(self) -> bool:
         """Whether all calls have the same shape."""
         shape = self.shape
         return all(array.shape == shape for array in self.indices)
 
+    def routing(self, number: int) -> mx.array:
+        """The indices of one call."""
+        return self.indices[number]
+
+    def split(self, number: int) -> tuple[Pass, list[Pass]]:
+        """The first calls, which the model has evaluated; the others it never will."""
+        self.indices = self.indices[:number]
+        return self, []
+
+    def has_arrays(self) -> bool:
+        """Whether there is anything besides the indices that may have to be evaluated."""
+        return False
+
     def kind(self) -> object:
         """What passes must share to be counted together."""
-        return self.plan, self.shape, self.number
+        return self.plan, self.shape, self.type, len(self.indices)
 
 
 class HostPasses:
@@ -65,7 +86,9 @@ class HostPasses:
     def count(self, store: Store) -> None:
         for each in self._passes:
             plan = each.plan
-            for cells, layer, indices in zip(plan.cells, plan.layers, each.indices[: each.number], strict=False):
+            for cells, capacity, layer, indices in zip(
+                plan.cells, plan.capacities, plan.layers, each.indices, strict=False
+            ):
                 ids = flat(indices)
                 routed = set(ids)
                 if not routed <= plan.known:
@@ -79,7 +102,7 @@ class HostPasses:
                     cells.sizes[number] += 1
                 except KeyError:
                     cells.union.add(number)
-                if number > cells.capacity:
+                if number > capacity:
                     cells.overflows += 1
                 cells.unknown += 1
 
@@ -89,9 +112,12 @@ class DevicePasses:
 
     def __init__(self, passes: Sequence[Pass], sums: dict[object, LoadSum]) -> None:
         first = passes[0]
-        plan, number = first.plan, first.number
-        self._plan, self._number, self._times = plan, number, len(passes)
-        indices = [array for each in passes for array in each.indices[:number]]
+        plan, number = first.plan, len(first)
+        self._cells = plan.cells[:number] * len(passes)
+        self._capacities = plan.capacities[:number] * len(passes)
+        indices = [array for each in passes for array in each.indices]
+        if len({array.dtype for array in first.indices}) > 1:
+            indices = [array.astype(mx.int64) for array in indices]
         counts, self.pending = counting.token_counts(indices, plan.experts)
         times = plan.times if number == len(plan.layers) else Counter(plan.layers[:number])
         layers = sorted(times)
@@ -104,21 +130,19 @@ class DevicePasses:
     def count(self, store: Store) -> None:
         read: Any = self.pending.tolist()
         sizes, invalid = read
-        number = self._number
-        cells = self._plan.cells[:number] * self._times
+        calls: Iterator[tuple[LayerCells, int, int]] = zip(self._cells, self._capacities, sizes, strict=True)
         if any(invalid):
             for bad in filter(None, invalid):
                 lost(store, "routed_array", Refused("out_of_range", bad))
-            kept = [(cell, size) for cell, size, bad in zip(cells, sizes, invalid, strict=True) if not bad]
-            cells, sizes = [cell for cell, _ in kept], [size for _, size in kept]
-        for cell, size in zip(cells, sizes, strict=True):
+            calls = compress(calls, map(not_, invalid))
+        for cells, capacity, size in calls:
             try:
-                cell.sizes[size] += 1
+                cells.sizes[size] += 1
             except KeyError:
-                cell.union.add(size)
-            cell.unknown += 1
-            if size > cell.capacity:
-                cell.overflows += 1
+                cells.union.add(size)
+            cells.unknown += 1
+            if size > capacity:
+                cells.overflows += 1
 
 
 def flat(indices: mx.array) -> list[int]:

@@ -62,6 +62,7 @@ def attach(recorder: Recorder, store: Store, locked: bool | None = None) -> None
         variant: type[LiveRecorder] = ThreadedRecorder if store.by_thread else LiveRecorder
         if needs_lock() if locked is None else locked:
             variant = LockedRecorder
+            store.lock = _lock
         recorder.__class__ = Recorder  # off for a moment: no event may find one telemetry's row, another's store
         recorder._store = store
         recorder._row = store.latest
@@ -131,9 +132,11 @@ def _latest(recorder: Recorder) -> _Feed | None:
 
 
 def abandon() -> None:
-    """In a forked child: nothing is fed any more."""
+    """In a forked child: nothing is fed any more. What the device still has stays there: MLX's threads are gone."""
     for each in _feeds:
         detach(each.recorder)
+        each.store.routers.clear()
+        each.store.orphans.clear()
     _feeds.clear()
 
 

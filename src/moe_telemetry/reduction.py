@@ -8,6 +8,7 @@ from which everything else is a sum. docs/design.md has the measurements.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import mlx.core as mx
@@ -15,15 +16,13 @@ import mlx.core as mx
 from . import counting
 from .cells import LayerCells
 from .loads import LoadSum, LoadSums, full, load_of
-from .losses import lost
+from .losses import losing, lost
 from .passes import DevicePasses, HostPasses, Pass, flat
 from .store import Store
 from .values import Refused
 
 HOST_IDS = 64
 """Ids of one call that the host reads, where it can: the verify pass of eight tokens, top-8."""
-IDS_AT_ONCE = 262_144
-"""Routed ids in one reduction: what it needs meanwhile stays at a few megabytes."""
 Mask = mx.array | frozenset[int] | None
 NOTHING: frozenset[int] = frozenset()
 
@@ -42,6 +41,7 @@ class Call:
         cells: LayerCells,
         layer: int,
         indices: mx.array,
+        size: int,
         experts: int,
         resident: Mask = None,
         predicted: Mask = None,
@@ -51,22 +51,26 @@ class Call:
         self.capacity = cells.capacity  # as it is now: it may change before the figures are read
         self.layer = layer
         self.indices = indices
-        self.size = indices.size
+        self.size = size
         self.experts = experts
         self.resident = resident
         self.predicted = predicted
         self.ready = ready
 
+    def has_arrays(self) -> bool:
+        """Whether masks came as arrays."""
+        return any(type(mask) is mx.array for mask in (self.resident, self.predicted, self.ready))
+
     def on_host(self) -> bool:
         """Whether the host may read it as it is, where it can read at all."""
-        masks = (self.resident, self.predicted, self.ready)
-        return self.size <= HOST_IDS and not any(type(mask) is mx.array for mask in masks)
+        return self.size <= HOST_IDS and not self.has_arrays()
 
     def kind(self) -> object:
         """What calls must share to be reduced together."""
+        alike = self.experts, self.indices.shape, self.indices.dtype
         if self.resident is None and self.predicted is None:
-            return self.experts, self.indices.shape
-        return self.experts, self.indices.shape, type(self.resident), type(self.predicted), type(self.ready)
+            return alike
+        return alike, type(self.resident), type(self.predicted), type(self.ready)
 
     def count(
         self,
@@ -109,21 +113,51 @@ class Call:
             cells.wasted += wasted
 
 
+class Calls(list[Call]):
+    """The calls of a pass, in their order. `told`: whether it is a loss if nobody evaluates them; `whole`: whether
+    those behind the last evaluated one never will be."""
+
+    __slots__ = ("told", "whole")
+
+    def __init__(self, calls: Iterable[Call] = (), told: bool = True, whole: bool = False) -> None:
+        super().__init__(calls)
+        self.told = told
+        self.whole = whole
+
+    def routing(self, number: int) -> mx.array:
+        """The indices of one call."""
+        return self[number].indices
+
+    def split(self, number: int) -> tuple[Calls, list[Calls]]:
+        """The first calls, which the model has evaluated, and the others, where it may do so yet."""
+        return Calls(self[:number]), [] if self.whole else [Calls(self[number:], told=False)]
+
+    def has_arrays(self) -> bool:
+        """Whether there is anything besides the indices that may have to be evaluated."""
+        return any(call.has_arrays() for call in self)
+
+
+Unit = Pass | Calls
+
+
 class Batch:
     """Passes under reduction. Once made, the device has begun, and large routing is not held any more.
 
     `carried` are token sums by layer and expert, for the next batch to go on with.
     """
 
-    def __init__(self, passes: Iterable[Pass | Sequence[Call]], carried: LoadSums) -> None:
+    def __init__(self, units: Iterable[Unit], carried: LoadSums) -> None:
         host_reads = not counting.on_cuda()
         sums = dict(carried)
         self._parts: list[HostPasses | DevicePasses | _HostCalls | _DeviceCalls] = []
+        self._records = 0
         kinds: dict[tuple[type, object], list[Any]] = {}
-        for each in passes:
-            ones: Sequence[Any] = (each,) if isinstance(each, Pass) else each
+        for unit in units:
+            self._records += len(unit)
+            ones: Sequence[Any] = (unit,) if isinstance(unit, Pass) else unit
             for one in ones:
                 kinds.setdefault((type(one), one.kind()), []).append(one)
+        pending: list[object] = []
         for (kind, _), alike in kinds.items():
             first = alike[0]
             if kind is Pass and host_reads and first.size <= HOST_IDS:
@@ -131,22 +165,29 @@ class Batch:
             elif kind is Call and host_reads and first.on_host():
                 self._parts.append(_HostCalls(alike))
             else:
-                step = max(1, IDS_AT_ONCE // max(1, first.size * getattr(first, "number", 1)))
-                device: type[DevicePasses | _DeviceCalls] = DevicePasses if kind is Pass else _DeviceCalls
-                for begin in range(0, len(alike), step):
-                    self._parts.append(device(alike[begin : begin + step], sums))
-        pending = [part.pending for part in self._parts if isinstance(part, (DevicePasses, _DeviceCalls))]
+                device = DevicePasses(alike, sums) if kind is Pass else _DeviceCalls(alike, sums)
+                self._parts.append(device)
+                pending.append(device.pending)
         if pending:
-            mx.async_eval(pending, [each.counts for each in sums.values()])  # type: ignore[no-untyped-call]
+            with suppress(ValueError):  # not in a function under transformation: what is read is evaluated then
+                mx.async_eval(pending, [each.counts for each in sums.values()])  # type: ignore[no-untyped-call]
+        for part in self._parts:
+            if isinstance(part, _DeviceCalls):
+                part.release()
         self._loads = list(sums.values()) if full(sums) else []
         self.carried: LoadSums = {} if self._loads else sums
+
+    def __len__(self) -> int:
+        return self._records
 
     def count(self, store: Store) -> None:
         """Read the integers and count them; waits for the device where it is not done yet."""
         for part in self._parts:
-            part.count(store)
+            with losing(store, "routed_array"):
+                part.count(store)
         for load in self._loads:
-            load.count_in(store)
+            with losing(store, "routed_array"):
+                load.count_in(store)
 
 
 class _HostCalls:
@@ -169,7 +210,10 @@ class _DeviceCalls:
         self.pending = [figures, _predictions(calls, counts)]
         LoadSum.add_calls(sums, experts, [call.layer for call in calls], counts)
         self._calls = calls
-        for call in calls:
+
+    def release(self) -> None:
+        """Hold the routing no longer: it has been handed to the device."""
+        for call in self._calls:
             call.indices = _NO_INDICES
 
     def count(self, store: Store) -> None:

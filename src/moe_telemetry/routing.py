@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Iterable, Sized
 from functools import lru_cache
-from io import StringIO
 from threading import get_ident
 from typing import Any
 
@@ -26,7 +26,8 @@ from .counting import SHARED_EXPERTS
 from .loads import LoadSums
 from .losses import losing, lost
 from .passes import Pass, Plan
-from .reduction import Batch, Call, Mask
+from .pending import Pending
+from .reduction import Batch, Call, Calls, Mask, Unit
 from .store import Store
 from .values import Refused
 
@@ -36,38 +37,41 @@ BATCHES_BEHIND = 2
 """Batches launched behind one before it is read."""
 MAX_IDS = 32_768
 """Routed ids kept before a batch is reduced early: those of a long prefill are not small."""
-MAX_GRAPH = 4_000_000
-"""Characters that a graph nobody has evaluated may draw (some 20 passes), before a thread's calls are refused: what
-walks it goes down one frame a node."""
+MAX_CALL_IDS = 1 << 24
+"""Routed ids of one call, two million tokens top-8: to count more would take memory that the model needs."""
 MAX_PLANS = 256
-TAKE_OVER_SECONDS = 0.5
-"""How long a stop waits for a hook that another thread is in."""
 
 _HOOK = "routed_array"
 _INTEGERS = frozenset((mx.uint8, mx.uint16, mx.uint32, mx.uint64, mx.int8, mx.int16, mx.int32, mx.int64))
 
+_NOTHING = Calls()
+
 
 class Router:
-    """What the passes of one thread have handed in and is not counted yet."""
+    """What the passes of one thread have handed in and is not counted yet.
+
+    A pass is in progress until the next one begins, then pending until it, or a later one, is found to be evaluated,
+    then closed, in a batch, and counted.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        # Held in each call by the thread that makes the passes, so that a stop can take over between two.
-        self._lock = threading.RLock()
+        # Held in every call, and waited for by a stop only: where a call finds it taken, it has come in the middle of
+        # another one of its thread (a signal handler, a finalizer), or of the stop.
+        self._lock = threading.Lock()
         self._ended = False
-        self._row: SeqCells | None = None
-        self._forward: list[Call] = []
+        self._row: SeqCells | None = None  # of the pass in progress, where more calls may belong to it
         self._layers: set[int] = set()
-        self._plans: dict[tuple[SeqCells, tuple[int | None, ...]], Plan] = {}
-        self._closed: list[
-            tuple[Pass | list[Call], bool]
-        ] = []  # with whether it is a loss if nobody evaluates the pass
+        self._forward: Unit = _NOTHING
+        self._pending = Pending(store)
+        self._closed: list[Unit] = []
         self._ids = 0
         self._batches: deque[Batch] = deque()
         self._sums: LoadSums = {}
-        self._overgrown = False
+        self._plans: dict[tuple[SeqCells, tuple[int | None, ...]], Plan] = {}
 
-    def take(
+    # One body: see live.LiveRecorder.routed.
+    def take(  # noqa: PLR0912
         self, row: SeqCells, layer: Any, indices: Any, experts: Any, resident: Any, predicted: Any, ready: Any
     ) -> None:
         """Keep one layer call of the pass that `row` stands for. A layer that comes again begins a new pass."""
@@ -77,6 +81,9 @@ class Router:
                 raise Refused("out_of_range", experts)
         if type(indices) is not mx.array or indices.dtype not in _INTEGERS or not indices.ndim:
             raise Refused("not_a_number", indices)
+        size = indices.size
+        if size > MAX_CALL_IDS:
+            raise Refused("too_many", indices)
         if resident is not None:
             resident = _mask(resident, experts)
         if predicted is not None:
@@ -86,21 +93,28 @@ class Router:
         if predicted is None or resident is None:
             ready = None  # says nothing then (hooks.Recorder.routed)
         index = layer if type(layer) is int and layer >= 0 else values.layer_index(layer)
-        with self._lock:
+        if not self._lock.acquire(False):
+            self._come_between(indices)
+            return
+        try:
             if self._ended:
                 return
-            if index in self._layers or row is not self._row:
-                self._begin(row)
-            if self._overgrown:
+            if row is not self._row or index in self._layers:
+                self._begin()
+                self._row, self._layers, self._forward = row, set(), Calls()
+            if self._pending.overgrown:
                 raise Refused("unevaluated", indices)
             try:
                 cells = row.by_layer[index]
             except KeyError:
                 cells = row.store.layer_cells(row, layer)
             # A copy shares the values, and keeps them when the caller's own array is written to.
-            self._forward.append(Call(cells, index, mx.array.__copy__(indices), experts, resident, predicted, ready))
+            kept = mx.array.__copy__(indices)
+            self._forward.append(Call(cells, index, kept, size, experts, resident, predicted, ready))  # type: ignore[union-attr]
             self._layers.add(index)
-            self._ids += indices.size
+            self._ids += size
+        finally:
+            self._lock.release()
 
     def take_pass(
         self, row: SeqCells, layers: tuple[int | None, ...], experts: tuple[int, ...], indices: list[mx.array]
@@ -109,86 +123,120 @@ class Router:
 
         It may be that nobody evaluates it.
         """
-        with self._lock:
-            if self._ended:
-                return
-            self._begin(row)
-            if self._overgrown:
-                raise Refused("unevaluated")
-            plan = self._plans.get((row, layers))
-            if plan is None or plan.experts != experts[0]:
-                if len(self._plans) >= MAX_PLANS:
-                    self._plans.clear()
-                plan = self._plans[row, layers] = Plan(row, layers, experts[0])
-            whole = Pass(plan, indices)
-            if whole.uniform() and experts.count(experts[0]) == len(experts):
-                self._closed.append((whole, False))
-            else:
-                calls = zip(plan.cells, plan.layers, indices, experts, strict=True)
-                self._closed.append(([Call(*call) for call in calls], False))
-            self._ids += whole.size * whole.number
-
-    def drain(self, end: bool = False) -> None:
-        """Count all that was handed in so far, waiting for the device; with `end` nothing is taken any more."""
-        with self._lock:
-            self._ended = self._ended or end
-            self._close()
-            self._launch()
-            self._read(0)
-            self._overgrown = False
-            sums, self._sums = self._sums, {}
-            for each in sums.values():
-                with losing(self._store, _HOOK):
-                    each.count_in(self._store)
-
-    def take_over(self) -> None:
-        """End from another thread than the one that makes the passes, and count what it left."""
-        if not self._lock.acquire(timeout=TAKE_OVER_SECONDS):
-            lost(self._store, _HOOK, Refused("unevaluated", self))  # that thread waits for the device
+        if not self._lock.acquire(False):
+            self._come_between(indices)
             return
         try:
-            self.drain(end=True)
+            if self._ended:
+                return
+            self._begin()
+            if self._pending.overgrown:
+                raise Refused("unevaluated", indices)
+            plan = self._plans.get((row, layers))
+            if plan is None or plan.experts != experts[0] or plan.pools != row.store.pools:
+                plan = self._plan(row, layers, experts[0])
+            elif plan.folded:
+                row.store.folded += plan.folded
+            whole = Pass(plan, indices)
+            if whole.type not in _INTEGERS:
+                raise Refused("not_a_number", indices)
+            if whole.size > MAX_CALL_IDS:
+                raise Refused("too_many", indices)
+            self._ids += whole.size * len(indices)
+            if whole.uniform() and experts.count(experts[0]) == len(experts):
+                self._forward = whole
+            else:
+                sizes = [array.size for array in indices]
+                calls = zip(plan.cells, plan.layers, indices, sizes, experts, strict=True)
+                self._forward = Calls((Call(*call) for call in calls), told=False, whole=True)
         finally:
             self._lock.release()
 
-    def _begin(self, row: SeqCells) -> None:
+    def drain(self, end: bool = False) -> None:
+        """Count all that was handed in so far, waiting for the device; with `end` nothing is taken any more."""
+        if not self._lock.acquire(False):
+            if end:  # by a signal handler in the middle of a call
+                self._leave_out()
+            return
+        try:
+            self._ended = self._ended or end
+            self._close()
+            self._pending.close(self._closed, every=True)
+            self._pending.give_up()
+            self._pending.overgrown = False
+            self._count()
+        finally:
+            self._lock.release()
+
+    def take_over(self, seconds: float) -> None:
+        """End from another thread than the one that makes the passes, and count what it left.
+
+        Without what is not known to be evaluated, the pass in progress above all: that thread may be at it.
+        """
+        if not self._lock.acquire(timeout=max(0.0, seconds)):  # it waits for the device
+            self._leave_out()
+            return
+        try:
+            self._ended = True
+            left = [unit for unit in self._closed if unit.has_arrays()]
+            self._closed = [unit for unit in self._closed if not unit.has_arrays()]
+            if self._forward.told:
+                left.append(self._forward)
+            self._forward = _NOTHING
+            self._lose(left)
+            self._pending.give_up()
+            self._count()
+        finally:
+            self._lock.release()
+
+    def _come_between(self, indices: object) -> None:
+        if not self._store.ended:
+            raise Refused("changed", indices)
+
+    def _leave_out(self) -> None:
+        """End while a call is in progress, which has the rest in its hands."""
+        self._ended = True
+        self._lose([self._forward, self._pending, *self._closed, *self._batches])
+
+    def _lose(self, left: Iterable[Sized]) -> None:
+        if records := sum(map(len, left)):
+            lost(self._store, _HOOK, Refused("unevaluated", self), records)
+
+    def _plan(self, row: SeqCells, layers: tuple[int | None, ...], experts: int) -> Plan:
+        if len(self._plans) >= MAX_PLANS:
+            self._plans.clear()
+        plan = self._plans[row, layers] = Plan(row, layers, experts)
+        return plan
+
+    def _begin(self) -> None:
+        """A pass begins: the one before it is complete."""
         self._close()
-        self._row = row
         if len(self._closed) >= FORWARDS or self._ids >= MAX_IDS:
             self._launch()
             self._read(BATCHES_BEHIND)
 
     def _close(self) -> None:
+        self._row = None
         if self._forward:
-            self._closed.append((self._forward, True))
-            self._forward = []
-            self._layers = set()
+            self._pending.add(self._forward, self._closed)
+            self._forward = _NOTHING
 
     def _launch(self) -> None:
         """Reduce the closed passes, and let the device begin."""
         closed, self._closed, self._ids = self._closed, [], 0
-        computed: list[Pass | list[Call]] = []
-        for forward, told in closed:
-            number = self._evaluated(forward.indices if isinstance(forward, Pass) else [c.indices for c in forward])
-            if not number:
-                if told:
-                    lost(self._store, _HOOK, Refused("unevaluated", forward))
-            elif isinstance(forward, Pass):
-                forward.number = number
-                computed.append(forward)
-            else:
-                computed.append(forward[:number])
-        if not computed:
+        if not closed:
             return
         try:
-            self._reduce(computed)
+            self._reduce(closed)
         except Exception:  # one odd array must not take the other passes with it
-            for one in computed:
-                with losing(self._store, _HOOK):
-                    self._reduce([one])
+            for unit in closed:
+                try:
+                    self._reduce([unit])
+                except Exception as error:
+                    lost(self._store, _HOOK, error, len(unit))
 
-    def _reduce(self, forwards: list[Pass | list[Call]]) -> None:
-        batch = Batch(forwards, self._sums)
+    def _reduce(self, units: list[Unit]) -> None:
+        batch = Batch(units, self._sums)
         self._sums = batch.carried
         self._batches.append(batch)
 
@@ -196,22 +244,18 @@ class Router:
         """Count the batches that at least so many were launched behind."""
         while len(self._batches) > behind:
             batch = self._batches.popleft()
-            with losing(self._store, _HOOK):
+            with self._store.lock:
                 batch.count(self._store)
 
-    def _evaluated(self, indices: list[mx.array]) -> int:
-        """How many of a pass' calls the model has computed: every layer needs the routing of those before it.
-
-        None in a pass under a transformation (mx.compile, mx.grad), in one that failed or that nobody asked for, and
-        in a prefill chunk whose only MoE layers are behind the last use.
-        """
-        number = len(indices)
-        if graph := _graph(indices[0]):
-            self._overgrown = self._overgrown or graph > MAX_GRAPH
-            number = 0
-        while number and _graph(indices[number - 1]):
-            number -= 1
-        return number
+    def _count(self) -> None:
+        """Count everything that is closed."""
+        self._launch()
+        self._read(0)
+        sums, self._sums = self._sums, {}
+        with self._store.lock:
+            for each in sums.values():
+                with losing(self._store, _HOOK):
+                    each.count_in(self._store)
 
 
 def router_of(store: Store) -> Router:
@@ -243,11 +287,3 @@ def _mask(given: Any, experts: int) -> Mask:
 @lru_cache(maxsize=16)
 def _ids(experts: int) -> frozenset[int]:
     return frozenset(range(experts))
-
-
-def _graph(array: mx.array) -> int:
-    """Length of the drawn graph behind an array that is not evaluated; 0 once it has been computed, or begun."""
-    drawn = StringIO()
-    mx.export_to_dot(drawn, array)
-    text = drawn.getvalue()
-    return len(text) if "->" in text else 0

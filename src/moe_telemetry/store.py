@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -32,6 +33,8 @@ NONE = -1
 OTHER = -2
 """Index of the layer that takes what is over the budget."""
 LAYER_BUDGET = 256
+TAKE_OVER_SECONDS = 0.5
+"""How long a stop waits for hooks that other threads are in."""
 EXACT_SEQS = 32
 """Sequence lengths above SEQ_EXACT that a phase keeps apart in the snapshot; later ones share their label's cells."""
 
@@ -92,6 +95,7 @@ class Store:
         self.hook_errors = dict.fromkeys(HOOKS, 0)
         self.logged_at = -math.inf
         self.folded = 0
+        self.pools = 0  # raised with every change of a pool's capacity
         # Counters fed as absolute values: what was added so far, and the source's last value.
         self.fed: dict[tuple[str, tuple[str, ...]], int | float] = {}
         self._fed_last: dict[tuple[str, tuple[str, ...]], int | float] = {}
@@ -104,6 +108,8 @@ class Store:
         # Which thread made the first pass; rows by thread once a second one makes passes (recording).
         self.thread: int | None = None
         self.by_thread: dict[int, SeqCells] = {}
+        # Held where cells are written to outside of a hook; a lock where hooks hold one, too (recording).
+        self.lock: AbstractContextManager[object] = nullcontext()
         # What routed_array holds back by thread, and what threads that have ended left (routing).
         self.routers: dict[int, Router] = {}
         self.orphans: list[Router] = []
@@ -218,11 +224,12 @@ class Store:
         """No pass is in progress any more: count what all threads hold back, and take nothing from now on."""
         self.ended = True  # first: a pass cut off here would age in every later snapshot
         own = threading.get_ident()
+        deadline = time.monotonic() + TAKE_OVER_SECONDS
         for thread, router in list(self.routers.items()):
             if thread == own:
                 router.drain(end=True)
             else:
-                router.take_over()
+                router.take_over(deadline - time.monotonic())
         self.drain_orphans()
 
     # -- slow-path state -------------------------------------------------------------------------------------
@@ -238,6 +245,7 @@ class Store:
             layer.resident = resident
         if capacity is not None and capacity != layer.capacity:
             layer.capacity = capacity
+            self.pools += 1
             for row in [*self.rows.values(), *self.guest_rows]:
                 cells = row.layers.get(layer.index)
                 if cells is not None:

@@ -1,0 +1,108 @@
+"""Passes of which it is not known yet whether the model evaluates them, and how that is found out: an array that has
+been computed, or is being computed, has no graph behind it any more.
+
+To be used by the thread alone that evaluates them: to walk a graph that another one takes apart is to crash.
+"""
+
+from __future__ import annotations
+
+from io import StringIO
+
+import mlx.core as mx
+
+from .losses import lost
+from .reduction import Unit
+from .store import Store
+from .values import Refused
+
+MAX_PENDING = 1024
+"""Calls kept that nobody has evaluated yet."""
+MAX_GRAPH = 4_000_000
+"""Characters that a graph nobody has evaluated may draw (some 20 passes): what walks it goes down one frame a node."""
+
+_HOOK = "routed_array"
+
+
+class Pending:
+    """Passes in their order. `overgrown`: their graph is one that must not be walked again."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._units: list[Unit] = []
+        self._due = 1
+        self.overgrown = False
+
+    def __len__(self) -> int:
+        """Calls of the passes."""
+        return sum(map(len, self._units))
+
+    def add(self, unit: Unit, closed: list[Unit]) -> None:
+        """Another pass. It is moved to `closed` if it is evaluated, and so are others that are by now.
+
+        Not each time where that takes long, as where each call is a pass of its own, all of them evaluated together.
+        """
+        self._units.append(unit)
+        if len(self._units) >= self._due:
+            self.close(closed)
+            if self._units and len(self) > MAX_PENDING:
+                self.close(closed, every=True)
+                self.give_up()
+
+    def close(self, closed: list[Unit], every: bool = False) -> None:
+        """Move the passes that are evaluated. One before them that is not never will be, and is given up.
+
+        Looks no further than two that are not, unless at `every` one: each has a longer graph than the one before.
+        """
+        units, self._units = self._units, []
+        for at, unit in enumerate(units):
+            try:
+                number = self._computed(unit, alone=len(units) == 1)
+            except Exception as error:
+                lost(self._store, _HOOK, error, len(unit))
+                continue
+            if number:
+                if self._units:
+                    self.give_up()
+                if number < len(unit):
+                    done, rest = unit.split(number)
+                    closed.append(done)
+                    self._units += rest
+                else:
+                    closed.append(unit)
+            else:
+                self._units.append(unit)
+                if self.overgrown or (len(self._units) > 1 and not every):
+                    self._units += units[at + 1 :]
+                    break
+        self._due = 4 * len(self._units) or 1
+
+    def give_up(self) -> None:
+        """These will not be evaluated: a loss, unless it was to be expected."""
+        for unit in self._units:
+            if unit.told:
+                lost(self._store, _HOOK, Refused("unevaluated", unit), len(unit))
+        self._units, self._due = [], 1
+
+    def _computed(self, unit: Unit, alone: bool) -> int:
+        """How many of a pass' calls the model has computed: every layer needs the routing of those before it.
+
+        None in a pass under a transformation (mx.compile, mx.grad), in one that failed or that nobody asked for, and
+        in a prefill chunk whose only MoE layers are behind the last use.
+        """
+        number = len(unit)
+        if alone and not _graph(unit.routing(number - 1)):  # each pass is evaluated before the next: the usual case
+            return number
+        if graph := _graph(unit.routing(0)):
+            self.overgrown = self.overgrown or graph > MAX_GRAPH
+            return 0
+        while number > 1 and _graph(unit.routing(number - 1)):
+            number -= 1
+        return number
+
+
+def _graph(array: mx.array) -> int:
+    """Length of the drawn graph behind an array that is not evaluated; 0 once it has been computed, or begun."""
+    drawn = StringIO()
+    mx.export_to_dot(drawn, array)
+    text = drawn.getvalue()
+    return len(text) if "->" in text else 0
