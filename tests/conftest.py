@@ -7,6 +7,7 @@ import http.client
 import os
 import random
 import re
+import signal
 import socket
 import tempfile
 import urllib.request
@@ -84,6 +85,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_configure(config: pytest.Config) -> None:
     """Opens the lock that the processes of one run have in common."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # So a script starts what it does not wait for, and the programs that tests interrupt would inherit it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput"):
         path = Path(tempfile.gettempdir()) / f"moe-telemetry-tests-{config.workerinput['testrunuid']}"
         config.stash[LOCK] = path.open("w+")
