@@ -189,7 +189,9 @@ def test_a_hundred_times(recorder: mt.Recorder) -> None:
         tracemalloc.start()
         try:
             grown(3, int)
-            assert grown(7, lambda: tracemalloc.get_traced_memory()[0]) < 7 * 200
+            # A leak shows in each of them; what is new in one is counters past the integers that the interpreter keeps.
+            growth = [grown(7, lambda: tracemalloc.get_traced_memory()[0]) for _ in range(4)]
+            assert min(growth) < 7 * 200, growth
         finally:
             tracemalloc.stop()
         assert series == set(found.series())
