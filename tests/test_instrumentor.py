@@ -39,7 +39,8 @@ def taken() -> Iterator[int]:
 def _instrumented(words: list[str], folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     if not (BIN / "opentelemetry-instrument").exists():
         pytest.skip("opentelemetry-instrument is not installed")
-    env = {**os.environ, "OTEL_TRACES_EXPORTER": "none", "OTEL_LOGS_EXPORTER": "none", **environment}
+    path = os.pathsep.join((str(BIN), os.environ["PATH"]))  # as in an activated environment
+    env = {**os.environ, "PATH": path, "OTEL_TRACES_EXPORTER": "none", "OTEL_LOGS_EXPORTER": "none", **environment}
     command = [str(BIN / "opentelemetry-instrument"), *words]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT, env=env, check=False)
 
