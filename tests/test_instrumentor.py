@@ -40,7 +40,8 @@ def _instrumented(words: list[str], folder: Path, **environment: str) -> subproc
     if not (BIN / "opentelemetry-instrument").exists():
         pytest.skip("opentelemetry-instrument is not installed")
     path = os.pathsep.join((str(BIN), os.environ["PATH"]))  # as in an activated environment
-    env = {**os.environ, "PATH": path, "OTEL_TRACES_EXPORTER": "none", "OTEL_LOGS_EXPORTER": "none", **environment}
+    kept = {name: os.environ[name] for name in ("HOME", "LANG", "TMPDIR") if name in os.environ}  # no test's leavings
+    env = {**kept, "PATH": path, "OTEL_TRACES_EXPORTER": "none", "OTEL_LOGS_EXPORTER": "none", **environment}
     command = [str(BIN / "opentelemetry-instrument"), *words]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT, env=env, check=False)
 
@@ -141,7 +142,7 @@ def test_mlx_lm_generate_is_recorded(tmp_path):
     alone = subprocess.run(
         [shutil.which(words[0]) or BIN / words[0], *words[1:]], capture_output=True, text=True, check=True
     )
-    assert (0, alone.stdout) == (watched.returncode, watched.stdout)
+    assert (0, alone.stdout) == (watched.returncode, watched.stdout), watched.stderr
     snapshot = json.loads((tmp_path / "run.json").read_text())
     assert ("tiny-moe", "mlx_lm") == (snapshot["run"]["model"], snapshot["run"]["runtime"])
     tokens = {each["labels"]["phase"]: each["value"] for each in snapshot["metrics"]["moe.tokens"]["series"]}
