@@ -34,8 +34,7 @@ SLOWEST = 1.0
 """Seconds that a good scrape may take."""
 DECODE_MOST = 1.5
 """Median step under clients over that without: what a scrape may do to the step that it overlaps."""
-THREADS_MOST = connections.MAX_CONNECTIONS + 16
-"""A connection that was cut has a thread for a moment longer."""
+THREADS_MOST = connections.MAX_CONNECTIONS + connections.MAX_ENDING
 MEMORY_MOST = 32.0
 """MiB that the process may grow by."""
 REAPED_WITHIN = connections.IDLE_SECONDS + 5.0

@@ -329,7 +329,8 @@ def test_silent_connections_do_not_hold_up_a_scrape(start) -> None:
         for _ in range(3):
             assert scrape(telemetry, timeout=5)
         assert 3 > time.monotonic() - begin
-        assert connections.MAX_CONNECTIONS >= len(telemetry._endpoint._server._connections)
+        kept = [each for each in telemetry._endpoint._server._connections if not each.is_cut]
+        assert connections.MAX_CONNECTIONS >= len(kept)
     finally:
         for connection in silent:
             connection.close()
@@ -382,6 +383,27 @@ def test_it_answers_where_no_thread_can_be_started(start, monkeypatch: pytest.Mo
 
 def _no_thread(*_: object, **__: object) -> None:
     raise RuntimeError("can't create new thread at interpreter shutdown")
+
+
+def test_connections_that_do_not_end_are_not_made_room_for(start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With as many cut connections as may be ending, a new one is refused; once they have ended it is answered."""
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(connections, "MAX_ENDING", 1)
+    telemetry = start()
+    server = telemetry._endpoint._server
+    leave = threading.Event()
+    answer = server.answer
+    monkeypatch.setattr(server, "answer", lambda *_: leave.wait(20))
+    clients = [socket.create_connection(("127.0.0.1", telemetry.port), 10) for _ in range(4)]
+    clients[3].settimeout(10)
+    assert b"" == clients[3].recv(1)
+    assert 3 == len(server._connections)
+    assert 1 <= sum(each.is_cut for each in server._connections)
+    monkeypatch.setattr(server, "answer", answer)
+    leave.set()
+    assert scrape(telemetry)
+    for client in clients:
+        client.close()
 
 
 def test_a_client_that_does_not_read_is_disconnected(start, monkeypatch: pytest.MonkeyPatch) -> None:

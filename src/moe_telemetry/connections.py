@@ -24,6 +24,8 @@ REAP_SECONDS = 1.0
 """How often they are looked for; one that is silent throughout ends by itself."""
 MAX_CONNECTIONS = 128
 """One more, and the connection that has been silent longest makes room, or the one that is sent to longest."""
+MAX_ENDING = 32
+"""Connections that were cut and whose threads have not noticed yet; with more, new ones are refused."""
 _Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
 """Not epoll, whose descriptor would stay open in a forked child."""
 
@@ -37,6 +39,7 @@ class Connection:
     def __init__(self, request: socket.socket) -> None:
         self.socket = request
         self.answering = False
+        self.is_cut = False
         self.last = False
         self.sending: float | None = None
         self.thread: int | None = None
@@ -47,6 +50,7 @@ class Connection:
 
         Not by SSLSocket.shutdown, which would turn the other thread's next read into one of ciphertext.
         """
+        self.is_cut = True
         with suppress(OSError):
             socket.socket.shutdown(self.socket, socket.SHUT_RDWR)
 
@@ -148,20 +152,19 @@ class Server(HTTPServer):
 
     def _admit(self, connection: Connection) -> bool:
         with self._changed:
-            if len(self._connections) >= MAX_CONNECTIONS:
+            if len(self._connections) - sum(each.is_cut for each in self._connections) >= MAX_CONNECTIONS:
                 oldest = self._dispensable()
                 if oldest is None:
                     return False
                 oldest.cut()
-                self._connections.discard(oldest)
-            if self.closing:
+            if self.closing or len(self._connections) >= MAX_CONNECTIONS + MAX_ENDING:
                 return False
             self._connections.add(connection)
             return True
 
     def _dispensable(self) -> Connection | None:
         """The one that is silent longest, or else sent to longest; an answer that is being made is waited for."""
-        known = list(self._connections)
+        known = [each for each in self._connections if not each.is_cut]
         if silent := [each for each in known if not each.answering]:
             return min(silent, key=lambda each: each.since)
         sending = [(each.sending, number) for number, each in enumerate(known) if each.sending is not None]
