@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 
+import lazies
 import mlx.core as mx
 import pytest
 from routed import BEHIND, EXPERTS, calls, cap, lost, passes, routing_of, tokens, way
@@ -53,6 +54,19 @@ class Model:
 
 
 # -- ends -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_behind_the_end_nothing_is_taken(cap, whole):
+    """Of no thread, and nothing of it is told: whoever calls then is late, or in the middle of a stop."""
+    passes(2, whole=whole)
+    cap.store.end()
+    passes(2, whole=whole)
+    in_thread(lambda: passes(2, whole=whole))
+    cap.store.drain()
+    cap.store.end()
+    assert 4 == calls(cap)
+    assert {} == lost(cap)
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -355,8 +369,11 @@ def test_an_end_that_comes_between(cap, monkeypatch, whole):
     monkeypatch.setattr(reduction.Batch, "count", interrupted)
     passes(BEHIND + 1, whole=whole)
     passes(1, whole=whole)
-    assert 2 * routing.FORWARDS == calls(cap)
+    monkeypatch.undo()
+    cap.store.drain()
+    assert 2 * routing.FORWARDS == calls(cap)  # those that it had in its hands
     assert {"unevaluated": 2 * 2 * routing.FORWARDS} == lost(cap)
+    assert [] == lazies.held(cap.store.routers[threading.get_ident()])
 
 
 def test_a_finalizer_may_stop_telemetry(recorder):

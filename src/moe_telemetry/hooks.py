@@ -115,8 +115,9 @@ class Recorder:
             resident, predicted, ready: as for `routed`, each a bool array (num_experts,) or ids.
 
         The arrays are kept for 8 passes, reduced on the device, and counted two such batches later: `request` and
-        `stop()` count what is outstanding. Only what the model itself has evaluated by the next pass counts; a pass
-        of which it evaluated nothing is dropped (``reason="unevaluated"``). Call it on the thread that makes the
+        `stop()` count what is outstanding, a `stop()` in another thread all but the thread's last pass, which it may
+        be evaluating. Only what the model itself evaluates counts: a pass of which it evaluates nothing by the time
+        it has evaluated a later one is dropped (``reason="unevaluated"``). Call it on the thread that makes the
         passes.
         """
 

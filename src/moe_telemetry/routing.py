@@ -60,6 +60,7 @@ class Router:
         # another one of its thread (a signal handler, a finalizer), or of the stop.
         self._lock = threading.Lock()
         self._ended = False
+        self._left_out = False
         self._row: SeqCells | None = None  # of the pass in progress, where more calls may belong to it
         self._layers: set[int] = set()
         self._forward: Unit = _NOTHING
@@ -160,6 +161,9 @@ class Router:
             return
         try:
             self._ended = self._ended or end
+            if self._left_out:
+                self._let_go()
+                return
             self._close()
             self._pending.close(self._closed, every=True)
             self._pending.give_up()
@@ -195,8 +199,14 @@ class Router:
 
     def _leave_out(self) -> None:
         """End while a call is in progress, which has the rest in its hands."""
-        self._ended = True
+        self._ended = self._left_out = True
         self._lose([self._forward, self._pending, *self._closed, *self._batches])
+
+    def _let_go(self) -> None:
+        """What was left out is told as a loss: it must not count as well."""
+        self._forward, self._pending, self._closed = _NOTHING, Pending(self._store), []
+        self._batches.clear()
+        self._sums = {}
 
     def _lose(self, left: Iterable[Sized]) -> None:
         if records := sum(map(len, left)):
