@@ -73,10 +73,9 @@ def test_who_asks_alone_gets_a_new_reply_each_time() -> None:
 
 
 def test_rounds_leave_the_processor_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With eight who ask without a pause, replies are made a fifth of the time, and bounded rests end."""
-    monkeypatch.setattr(rounds, "REST_PER_ASKER", 0.0)
+    """With eight who ask without a pause, making replies takes its share of a processor behind the first few."""
+    monkeypatch.setattr(rounds, "PER_ASKER", 0.0)
     shared: Rounds[None] = Rounds()
-    ends = time.monotonic() + 0.6
     spent: list[float] = []
 
     def make() -> None:
@@ -85,16 +84,43 @@ def test_rounds_leave_the_processor_to_others(monkeypatch: pytest.MonkeyPatch) -
             pass
         spent.append(time.thread_time() - begin)
 
+    begin = time.monotonic()
+
     def keep_asking() -> None:
-        while time.monotonic() < ends:
+        while time.monotonic() < begin + 1.0:
             shared.ask("a", make, TURN)
 
-    begin = time.monotonic()
     with ThreadPoolExecutor(8) as pool:
         for _ in range(8):
             pool.submit(keep_asking)
-    assert 3 < len(spent)
-    assert 0.3 > sum(spent[:-1]) / (time.monotonic() - begin)
+    took = time.monotonic() - begin
+    assert 5 < len(spent)
+    assert rounds.BURST + 2 * rounds.SHARE * took + 0.01 > sum(spent)
+
+
+def test_who_asks_now_and_then_does_not_wait() -> None:
+    """Five replies of some milliseconds, one behind the other, are made at once."""
+    shared: Rounds[int] = Rounds()
+    begin = time.monotonic()
+    for number in range(5):
+        assert number == shared.ask("a", lambda number=number: number, TURN)
+    assert 0.0 == shared._rests_until or shared._rests_until <= time.monotonic()
+    assert 1 > time.monotonic() - begin
+
+
+def test_a_rest_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much a reply has cost, the next is not put off for longer than a rest."""
+    monkeypatch.setattr(rounds, "PER_ASKER", 0.0)
+    monkeypatch.setattr(rounds, "SHARE", 0.001)
+    monkeypatch.setattr(rounds, "BURST", 0.0)
+    monkeypatch.setattr(rounds, "REST_MOST", 0.2)
+    shared: Rounds[int] = Rounds()
+    for number in range(3):
+        begin = time.monotonic()
+        shared.ask("a", lambda: sum(range(200_000)), TURN)
+        took = time.monotonic() - begin
+        assert number == 0 or took >= 0.19
+        assert 2 > took
 
 
 def test_behind_a_round_that_hangs_nobody_waits_for_ever() -> None:

@@ -26,6 +26,8 @@ MAX_CONNECTIONS = 128
 """One more, and the connection that has been silent longest makes room, or the one that is sent to longest."""
 MAX_ENDING = 32
 """Connections that were cut and whose threads have not noticed yet; with more, new ones are refused."""
+RATE, BURST = 200.0, 256.0
+"""Connections accepted a second, and at once; the system keeps further ones waiting. Each costs half a millisecond."""
 _Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
 """Not epoll, whose descriptor would stay open in a forked child."""
 
@@ -55,10 +57,37 @@ class Connection:
             socket.socket.shutdown(self.socket, socket.SHUT_RDWR)
 
 
+class _Pace:
+    """Lets RATE of something through a second, and BURST at once."""
+
+    def __init__(self) -> None:
+        self._left = BURST
+        self._at = time.monotonic()
+
+    def wait(self) -> None:
+        """Count one, and wait where there are too many."""
+        now = time.monotonic()
+        self._left = min(BURST, self._left + RATE * (now - self._at)) - 1.0
+        self._at = now
+        if self._left < 0.0:
+            time.sleep(1.0 / RATE)
+
+
+def _is_gone(client: socket.socket) -> bool:
+    """Whether the other end has ended or reset the connection without a word."""
+    client.setblocking(False)
+    try:
+        return not client.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
 class Server(HTTPServer):
     """Listens from construction on; a subclass' `answer` serves a connection, in a thread of its own."""
 
-    request_queue_size = 64
+    request_queue_size = 256
 
     def __init__(self, address: Any, family: socket.AddressFamily, tls: ssl.SSLContext | None = None) -> None:
         self.address_family = family
@@ -100,12 +129,13 @@ class Server(HTTPServer):
             selector.register(self.socket, selectors.EVENT_READ)
             selector.register(self._wakes, selectors.EVENT_READ)
             reaped = time.monotonic()
+            pace = _Pace()
             while not self._stopping:
                 ready = [key.fileobj for key, _ in selector.select(poll_interval if self._connections else None)]
                 if self._stopping:
                     break
-                if self.socket in ready:
-                    self._accept()
+                if self.socket in ready and self._accept():
+                    pace.wait()
                 if time.monotonic() - reaped >= poll_interval:
                     self._reap()
                     reaped = time.monotonic()
@@ -121,20 +151,25 @@ class Server(HTTPServer):
         self._wake.close()
         self._wakes.close()
 
-    def _accept(self) -> None:
+    def _accept(self) -> bool:
+        """Take the next connection; whether there was one, and its client is still there."""
         try:
             request, client = self.get_request()
         except BlockingIOError:
-            return
+            return False
         except OSError:
             # Out of descriptors, the listening socket stays readable: without a pause the loop would spin.
             time.sleep(0.1)
-            return
+            return False
+        if _is_gone(request):
+            request.close()
+            return False
         try:
             self.process_request(request, client)
         except Exception:
             logger.debug("connection from %s could not be served", client, exc_info=True)
             self.shutdown_request(request)
+        return True
 
     def process_request(self, request: Any, client_address: Any) -> None:
         connection = Connection(request)

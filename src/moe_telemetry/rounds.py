@@ -9,13 +9,14 @@ from typing import Generic, TypeVar
 
 Reply = TypeVar("Reply")
 
-REST = 4.0
-"""A round is followed by so many times its CPU time without one: making replies takes a fifth of a processor at most,
-however many ask, and the inference keeps the interpreter lock."""
-REST_PER_ASKER = 0.001
-"""Seconds of rest more for each one who shared it, since each answer has to be parsed for and sent."""
-REST_MOST = 0.25
-"""Seconds: whoever asks alone shall not notice."""
+SHARE = 0.1
+"""Of a processor that making replies may take for long, however many ask: the inference needs the interpreter lock."""
+BURST = 0.05
+"""Seconds of processor time that may be taken at once: who asks now and then never waits."""
+PER_ASKER = 0.0005
+"""Seconds counted for each further one who shares a reply, who has to be listened and answered to."""
+REST_MOST = 0.5
+"""Seconds of rest between two replies."""
 
 
 class _Round(Generic[Reply]):
@@ -36,6 +37,8 @@ class Rounds(Generic[Reply]):
         self._changed = threading.Condition()
         self._next: _Round[Reply] = _Round()
         self._making = False
+        self._taken = 0.0  # processor time, of which SHARE is forgotten in each second
+        self._at = time.monotonic()
         self._rests_until = 0.0
 
     def ask(self, key: Hashable, make: Callable[[], Reply], seconds: float) -> Reply:
@@ -77,8 +80,11 @@ class Rounds(Generic[Reply]):
             for key, make in mine.wanted.items():
                 mine.made[key] = make()
         finally:
-            rest = min(REST * (time.thread_time() - begin) + REST_PER_ASKER * (mine.askers - 1), REST_MOST)
+            cost = time.thread_time() - begin + PER_ASKER * (mine.askers - 1)
             with self._changed:
+                now = time.monotonic()
+                left = max(0.0, self._taken - SHARE * (now - self._at))
+                self._taken, self._at = min(left + cost, BURST + SHARE * REST_MOST), now
+                self._rests_until = now + max(0.0, self._taken - BURST) / SHARE
                 mine.done, self._making = True, False
-                self._rests_until = time.monotonic() + rest
                 self._changed.notify_all()
