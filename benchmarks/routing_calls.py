@@ -42,7 +42,7 @@ from moe_telemetry.testing import Capture, capture
 
 TURN = 24
 UNCOUNTED = 8
-"""Passes at a turn's beginning. Of the others every eighth begins a batch of reductions, and reads an older one."""
+"""Passes at a turn's beginning. Of the others every sixteenth begins a batch of reductions, and reads an older one."""
 Hook = Callable[[int, mx.array], None]
 
 

@@ -207,8 +207,8 @@ def test_what_is_changed_afterwards_does_not_count(cap):
 # -- when -----------------------------------------------------------------------------------------------------
 
 
-def test_a_batch_is_read_two_batches_later(cap):
-    """The figures of eight passes appear when the third eight have gone, without anybody asking."""
+def test_a_batch_is_read_behind_the_next(cap):
+    """The figures of sixteen passes appear when the second sixteen have gone, without anybody asking."""
     passes(BEHIND)
     assert 0 == calls(cap)
     passes(1)
@@ -232,7 +232,7 @@ def labels_of(cap):
 
 
 def test_a_long_prefill_is_counted_early(cap):
-    """Many ids are not kept for eight passes."""
+    """Many ids are not kept for sixteen passes."""
     passes(1, ids=[[1, 2]] * (routing.MAX_IDS // 2))
     passes(1)
     router = cap.store.routers[threading.get_ident()]

@@ -144,7 +144,7 @@ def test_the_end_waits_once_for_all_threads_that_wait_for_the_device(cap, monkey
         thread.join()
     assert 0.2 <= took < 0.8
     assert 6 * routing.FORWARDS == calls(cap)  # those that were in their hands
-    assert {"unevaluated": 6 * 2 * routing.FORWARDS} == lost(cap)
+    assert {"unevaluated": 6 * routing.BATCHES_BEHIND * routing.FORWARDS} == lost(cap)
 
 
 def test_a_call_in_the_middle_of_the_end_is_no_loss(cap, monkeypatch):
@@ -372,7 +372,7 @@ def test_an_end_that_comes_between(cap, monkeypatch, whole):
     monkeypatch.undo()
     cap.store.drain()
     assert 2 * routing.FORWARDS == calls(cap)  # those that it had in its hands
-    assert {"unevaluated": 2 * 2 * routing.FORWARDS} == lost(cap)
+    assert {"unevaluated": 2 * routing.BATCHES_BEHIND * routing.FORWARDS} == lost(cap)
     assert [] == lazies.held(cap.store.routers[threading.get_ident()])
 
 

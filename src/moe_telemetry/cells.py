@@ -69,16 +69,16 @@ class Tally:
         self.rest_sum = 0
         self.rest_max = 0
 
-    def add(self, value: int) -> None:
-        """Count a value that may be new."""
+    def add(self, value: int, times: int = 1) -> None:
+        """Count a value that may be new, so many times."""
         if value in self.sizes or len(self.sizes) < EXACT_SIZES:
             self.sizes.setdefault(value, 0)  # apart from the increment: two threads may meet a new value at once
-            self.sizes[value] += 1
+            self.sizes[value] += times
         else:
             if value > self.rest_max:  # noqa: PLR1730  # max() is a call, hence a switch point before the store
                 self.rest_max = value
-            self.rest_sum += value
-            self.rest_count += 1
+            self.rest_sum += value * times
+            self.rest_count += times
 
     def count(self) -> int:
         """Number of values seen."""

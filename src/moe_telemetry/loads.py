@@ -20,16 +20,19 @@ class LoadSum:
     """Sums of some layers: `counts` int32 (layers, experts + 1), the last column not used; `calls` by layer."""
 
     counts: mx.array
-    calls: Counter[int]
+    calls: Mapping[int, int]
 
     @staticmethod
     def put(
-        sums: dict[object, LoadSum], experts: int, layers: list[int], counts: mx.array, calls: Counter[int]
+        sums: dict[object, LoadSum], experts: int, layers: list[int], counts: mx.array, calls: Mapping[int, int]
     ) -> None:
         """Add `counts` (layers, experts + 1) to the sum that is kept for these layers, which are in order."""
         key = (experts, *layers)
         before = sums.get(key)
-        sums[key] = LoadSum(counts, calls) if before is None else LoadSum(before.counts + counts, before.calls + calls)
+        if before is not None:
+            counts = before.counts + counts
+            calls = {layer: number + calls[layer] for layer, number in before.calls.items()}
+        sums[key] = LoadSum(counts, calls)
 
     @staticmethod
     def add_calls(sums: dict[object, LoadSum], experts: int, order: list[int], counts: mx.array) -> None:

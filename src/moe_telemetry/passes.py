@@ -7,7 +7,7 @@ is looked up once for all passes of the same layers (`Plan`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import compress
 from operator import not_
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 
 from . import counting
-from .cells import LayerCells, SeqCells
+from .cells import SeqCells
 from .loads import LoadSum, load_of
 from .losses import lost
 from .store import Store
@@ -113,8 +113,7 @@ class DevicePasses:
     def __init__(self, passes: Sequence[Pass], sums: dict[object, LoadSum]) -> None:
         first = passes[0]
         plan, number = first.plan, len(first)
-        self._cells = plan.cells[:number] * len(passes)
-        self._capacities = plan.capacities[:number] * len(passes)
+        self._plan, self._number = plan, number
         indices = [array for each in passes for array in each.indices]
         if len({array.dtype for array in first.indices}) > 1:
             indices = [array.astype(mx.int64) for array in indices]
@@ -123,26 +122,26 @@ class DevicePasses:
         layers = sorted(times)
         if plan.layers[:number] == layers:
             added = counts.reshape(len(passes), number, -1).sum(0)
-            LoadSum.put(sums, plan.experts, layers, added, Counter({layer: len(passes) for layer in layers}))
+            LoadSum.put(sums, plan.experts, layers, added, dict.fromkeys(layers, len(passes)))
         else:
             LoadSum.add_calls(sums, plan.experts, plan.layers[:number] * len(passes), counts)
 
     def count(self, store: Store) -> None:
         read: Any = self.pending.tolist()
         sizes, invalid = read
-        calls: Iterator[tuple[LayerCells, int, int]] = zip(self._cells, self._capacities, sizes, strict=True)
-        if any(invalid):
-            for bad in filter(None, invalid):
-                lost(store, "routed_array", Refused("out_of_range", bad))
-            calls = compress(calls, map(not_, invalid))
-        for cells, capacity, size in calls:
-            try:
-                cells.sizes[size] += 1
-            except KeyError:
-                cells.union.add(size)
-            cells.unknown += 1
-            if size > capacity:
-                cells.overflows += 1
+        for bad in filter(None, invalid):
+            lost(store, "routed_array", Refused("out_of_range", bad))
+        plan, number = self._plan, self._number
+        for at, (cells, capacity) in enumerate(zip(plan.cells[:number], plan.capacities, strict=False)):
+            of_layer = sizes[at::number]
+            if any(invalid):
+                of_layer = list(compress(of_layer, map(not_, invalid[at::number])))
+            for size in set(of_layer):
+                times = of_layer.count(size)
+                cells.union.add(size, times)
+                if size > capacity:
+                    cells.overflows += times
+            cells.unknown += len(of_layer)
 
 
 def flat(indices: mx.array) -> list[int]:

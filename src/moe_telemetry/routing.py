@@ -31,9 +31,9 @@ from .reduction import Batch, Call, Calls, Mask, Unit
 from .store import Store
 from .values import Refused
 
-FORWARDS = 8
+FORWARDS = 16
 """Forward passes reduced together."""
-BATCHES_BEHIND = 2
+BATCHES_BEHIND = 1
 """Batches launched behind one before it is read."""
 MAX_IDS = 32_768
 """Routed ids kept before a batch is reduced early: those of a long prefill are not small."""
