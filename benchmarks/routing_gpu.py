@@ -163,7 +163,13 @@ def decode_rows(model: Module, recording: Recording, options: argparse.Namespace
     for way in ways:
         ratio, by_round, least, most = routing_turns.ratio(way, ways[0])
         row = {"case": f"decode, {len(way.seconds)} turns", "way": way.name, "unit": "tok/s", "peak_bytes": 0}
-        row |= {"rate": 1 / statistics.median(way.seconds), "ratio": ratio, "by_round": by_round, "least": least, "most": most}
+        row |= {
+            "rate": 1 / statistics.median(way.seconds),
+            "ratio": ratio,
+            "by_round": by_round,
+            "least": least,
+            "most": most,
+        }
         row |= {"seconds": way.seconds, "same_ids": ids[:SAME_IDS] == reference[: len(ids)]}
         rows.append(row)
     return rows
