@@ -284,15 +284,19 @@ def only(cap, name):
 
 
 def test_threads_add_to_one_load():
-    """No number is lost between a piece that is closed and the sums, and the window is what its pieces are."""
+    """No number is lost between a piece that is closed and the sums, and the window is what its pieces are.
+
+    Calls are counted under a lock, as batches are; sums are added and the peak is read without.
+    """
     switch = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
-    load = ExpertLoad(4)
+    load, lock = ExpertLoad(4), threading.Lock()
     try:
 
         def model():
             for _ in range(2000):
-                load.count([0, 1, 1, 3])
+                with lock:
+                    load.count([0, 1, 1, 3])
                 load.add(1, [0, 0, 1, 0])
 
         threads = [threading.Thread(target=model) for _ in range(4)]

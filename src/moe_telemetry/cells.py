@@ -164,9 +164,10 @@ class ExpertLoad:
         return list(map(add, self._total, self._open))
 
     def count(self, ids: Iterable[int]) -> None:
-        """Add one call's routed ids."""
+        """Add one call's routed ids. Not for two threads at once: the store's lock is held where a batch is read."""
+        tokens = self._open
         for expert in ids:
-            self._open[expert] += 1  # not of a name for it: it may have been exchanged
+            tokens[expert] += 1
         self._open_calls += 1
         if self._open_calls >= LOAD_CALLS:
             experts = len(self._total)

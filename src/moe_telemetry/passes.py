@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 
 from . import counting
-from .cells import SeqCells
+from .cells import LayerCells, SeqCells
 from .loads import LoadSum, load_of
 from .losses import lost
 from .store import Store
@@ -84,27 +84,24 @@ class HostPasses:
         self._passes = passes
 
     def count(self, store: Store) -> None:
-        for each in self._passes:
-            plan = each.plan
-            for cells, capacity, layer, indices in zip(
-                plan.cells, plan.capacities, plan.layers, each.indices, strict=False
-            ):
-                ids = flat(indices)
+        first = self._passes[0]
+        plan, number = first.plan, len(first)
+        for at, (cells, capacity, layer) in enumerate(
+            zip(plan.cells[:number], plan.capacities, plan.layers, strict=False)
+        ):
+            known = store.layers.get(layer)
+            load = None if known is None else load_of(known, plan.experts)
+            sizes = []
+            for each in self._passes:
+                ids = flat(each.indices[at])
                 routed = set(ids)
                 if not routed <= plan.known:
                     lost(store, "routed_array", Refused("out_of_range", ids))
                     continue
-                known = store.layers.get(layer)
-                if known is not None:
-                    load_of(known, plan.experts).count(ids)
-                number = len(routed)
-                try:
-                    cells.sizes[number] += 1
-                except KeyError:
-                    cells.union.add(number)
-                if number > capacity:
-                    cells.overflows += 1
-                cells.unknown += 1
+                if load is not None:
+                    load.count(ids)
+                sizes.append(len(routed))
+            _count(cells, capacity, sizes)
 
 
 class DevicePasses:
@@ -136,12 +133,17 @@ class DevicePasses:
             of_layer = sizes[at::number]
             if any(invalid):
                 of_layer = list(compress(of_layer, map(not_, invalid[at::number])))
-            for size in set(of_layer):
-                times = of_layer.count(size)
-                cells.union.add(size, times)
-                if size > capacity:
-                    cells.overflows += times
-            cells.unknown += len(of_layer)
+            _count(cells, capacity, of_layer)
+
+
+def _count(cells: LayerCells, capacity: int, sizes: list[int]) -> None:
+    """Count the calls of one layer: the numbers of distinct experts."""
+    for size in set(sizes):
+        times = sizes.count(size)
+        cells.union.add(size, times)
+        if size > capacity:
+            cells.overflows += times
+    cells.unknown += len(sizes)
 
 
 def flat(indices: mx.array) -> list[int]:

@@ -43,14 +43,23 @@ class Work(Protocol):
         """A pass over `sequences` by `length` tokens begins; None: it is not of this work."""
 
 
+class Open:
+    """A pass in progress: the outermost call of a model."""
+
+    __slots__ = ("calls", "ident", "indices", "model")
+
+    def __init__(self, model: object) -> None:
+        self.model = model
+        self.ident = get_ident()
+        self.calls: list[Any] | None = None  # modules with experts called so far; None where that is not recorded
+        self.indices: list[Any] = []  # theirs
+
+
 class Thread(threading.local):
     """What goes on in the calling thread."""
 
     work: Work | None = None
-    model: object = None  # of the outermost call in progress
-    muted = False  # in a pass that is not recorded, a draft model's for one
-    calls: list[Any] | None = None  # modules with experts called in the pass so far
-    indices: Any = None  # theirs, a list like it
+    open: Open | None = None
     # Of the last pass: the binding's version, ids of the modules, their layers and numbers of experts.
     places: tuple[int, list[int], tuple[int | None, ...], tuple[int, ...]] | None = None
     routed = False  # in a module with experts whose routing was recorded, and that may call another
@@ -69,6 +78,8 @@ class State:
         self.binding = binding
         self.patches = Patches()
         self.thread = Thread()
+        self.open: Open | None = None
+        """A pass that is recorded, of some thread: what is thread-local takes longer to find, in each layer."""
         self._declared: Callable[[], Store | None] = _nothing
 
     @property
@@ -119,24 +130,25 @@ class State:
 
         @wraps(original)
         def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if type(state.recorder) is Recorder or thread.model is not None:
+            if type(state.recorder) is Recorder or thread.open is not None:
                 return original(self, *args, **kwargs)
-            thread.model = self
+            now = thread.open = Open(self)
             try:
                 # A pass that could not be begun has no phase, and its routing nothing to count in.
-                thread.muted = not state.guarded("forward", state._begin, self, args, kwargs)
-                if not thread.muted:
-                    thread.calls, thread.indices = [], []
+                if state.guarded("forward", state._begin, self, args, kwargs):
+                    now.calls = []
+                    if state.open is None:
+                        state.open = now
                 return original(self, *args, **kwargs)
             finally:
                 # All of it before any call: where one is, an interrupt may be raised, and leave the rest as it stood.
-                calls, indices = thread.calls, thread.indices
-                thread.model = thread.calls = thread.indices = None
-                thread.muted = False
+                thread.open = None
+                if state.open is now:
+                    state.open = None
                 if thread.work is None:
                     state.abandon()
-                if calls:
-                    state.guarded("routed_array", state._hand_over, self, calls, indices)
+                if now.calls:
+                    state.guarded("routed_array", state._hand_over, self, now.calls, now.indices)
 
         return __call__
 
@@ -208,17 +220,16 @@ class State:
         """`__call__` of SwitchGLU or SwitchMLP that hands the routing on."""
         if [*inspect.signature(original).parameters][1:] != ["x", "indices"]:
             return self.watch_subclass(original)
-        state, thread = self, self.thread
+        state = self
 
         @wraps(original)
         def __call__(self: Any, x: Any, indices: Any) -> Any:  # *args would cost half as much again
-            if type(state.recorder) is not Recorder:
-                calls = thread.calls
-                if calls is None:
-                    state.guarded("routed_array", state._routed, self, indices)
-                elif not thread.routed:
-                    calls.append(self)
-                    thread.indices.append(indices)
+            now = state.open
+            if now is not None and now.ident == get_ident():
+                now.calls.append(self)  # type: ignore[union-attr]
+                now.indices.append(indices)
+            elif type(state.recorder) is not Recorder:
+                state.guarded("routed_array", state._routed, self, indices)
             return original(self, x, indices)
 
         return __call__
@@ -234,10 +245,15 @@ class State:
                 return original(self, *args, **kwargs)
             state.guarded("routed_array", lambda: state._routed(self, indices(args, kwargs)))
             outer, thread.routed = thread.routed, True
+            mine = state.open is not None and state.open is thread.open
+            if mine:
+                state.open = None
             try:
                 return original(self, *args, **kwargs)
             finally:
                 thread.routed = outer
+                if mine and state.open is None:
+                    state.open = thread.open
 
         return __call__
 
@@ -259,14 +275,15 @@ class State:
             routed_pass(self.recorder, layers, experts, indices)
 
     def _routed(self, switch: Any, indices: Any) -> None:
-        thread = self.thread
-        if thread.muted or thread.routed:
+        now = self.thread.open
+        if self.thread.routed:
             return
-        if thread.calls is not None:
-            thread.calls.append(switch)
-            thread.indices.append(indices)
+        if now is not None:
+            if now.calls is not None:
+                now.calls.append(switch)
+                now.indices.append(indices)
             return
-        place = self.binding.place(switch) or self.binding.find(switch, thread.model)
+        place = self.binding.place(switch) or self.binding.find(switch, None)
         if place.experts:
             self.recorder.routed_array(place.layer, indices, place.experts)
 
