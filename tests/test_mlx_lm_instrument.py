@@ -340,6 +340,31 @@ def test_taken_off_in_the_middle_of_a_pass(recorder: mt.Recorder, captured: Capt
     assert {} == captured.store.active
 
 
+def test_a_pass_in_the_middle_of_another_threads(recorder: mt.Recorder, captured: Capture, monkeypatch: Any) -> None:
+    """Whichever is begun first, each layer is counted with its own pass, before, within and behind the other."""
+    model = tiny()
+    integration.instrument(model, recorder=recorder)
+    plain = steps(model)
+    once = decode_calls(captured)
+    call, others = type(model.layers[1]).__call__, []
+
+    def meanwhile(*args: Any, **kwargs: Any) -> Any:
+        if not others:
+            others.append(threading.Thread(target=lambda: others.append(steps(model))))
+            others[0].start()
+            others[0].join()
+        return call(*args, **kwargs)
+
+    tokens = generate.generate_step(mx.array(PROMPT), model, max_tokens=4)
+    found = [next(tokens)[0]]
+    monkeypatch.setattr(type(model.layers[1]), "__call__", meanwhile)
+    found += [token for token, _ in tokens]
+    assert [plain, plain] == [found, others[1]]
+    captured.store.drain_orphans()
+    assert {layer: 3 * calls for layer, calls in once.items()} == decode_calls(captured)
+    assert {} == lost(captured)
+
+
 # -- models and layers --------------------------------------------------------------------------------------------
 
 
