@@ -4,6 +4,7 @@ FROM python:3.12-slim-bookworm
 WORKDIR /app
 COPY pyproject.toml README.md LICENSE ./
 COPY src ./src
+COPY dashboards ./dashboards
 # The cache folder is made here for its owner: a volume mounted where nothing is would belong to root.
 RUN pip install --no-cache-dir '.[demo]' \
     && useradd --create-home demo && install -d -o demo -g demo /home/demo/.cache

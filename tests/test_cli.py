@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
-from moe_telemetry import cli, completion
+from moe_telemetry import cli, completion, snapshot
+from moe_telemetry.testing import capture
 
 NAMES = [name for name, *_ in cli.COMMANDS]
 
@@ -44,6 +47,16 @@ def test_what_cannot_be_parsed_is_one_line(arguments, capsys) -> None:
     assert ("", 1) == (printed.out, printed.err.count("\n"))
     assert printed.err.startswith("moe-telemetry")
     assert printed.err.rstrip().endswith("--help")
+
+
+def test_a_reader_that_has_had_enough_is_no_error() -> None:
+    """Where the pipe is closed before anything is written, nothing is printed on standard error."""
+    line = f'"{sys.executable}" -m moe_telemetry report "$0" | true; echo ${{PIPESTATUS[0]}}'
+    with capture() as captured, tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(snapshot.build(captured.store, []), file)
+        file.flush()
+        done = subprocess.run(["bash", "-c", line, file.name], capture_output=True, text=True, check=False)
+    assert ("141\n", "") == (done.stdout, done.stderr)
 
 
 def script(shell: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -107,6 +108,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options = build(only).parse_args(given)
         status: int | Callable[[], int] = options.run(options)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:  # who reads, such as head, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter's end fails as well
+        return 141
     except (ConfigurationError, DemoError, ProgramError, ReportError) as error:
         print(f"moe-telemetry: {error}", file=sys.stderr)
         return 2

@@ -34,7 +34,7 @@ def script(parser: argparse.ArgumentParser, shell: str) -> str:
         import shtab
     except ModuleNotFoundError as error:
         raise ConfigurationError(
-            f"--print-completion needs {error.name}, the extra `completion`: pip install '.[completion]' in a checkout"
+            f"--print-completion needs {error.name}, the extra `completion`: pip install 'moe-telemetry[completion]'"
         ) from error
     _hint(parser, {"DIR": shtab.DIRECTORY}, shtab.FILE)
     text: str = shtab.complete(parser, shell)

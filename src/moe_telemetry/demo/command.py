@@ -83,9 +83,7 @@ def run(options: argparse.Namespace) -> int:
 
         from .engine import Engine
     except ModuleNotFoundError as error:
-        raise DemoError(
-            f"the demo needs {error.name}, the extra `demo`: pip install '.[demo]' in a checkout"
-        ) from error
+        raise DemoError(f"the demo needs {error.name}, the extra `demo`: pip install 'moe-telemetry[demo]'") from error
 
     console = Console()
 

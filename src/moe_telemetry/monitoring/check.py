@@ -17,6 +17,7 @@ from moe_telemetry.catalog import CATALOG, Kind, Metric
 from moe_telemetry.client import DEFAULT_URL, ClientError, base_url, get
 from moe_telemetry.settings import ConfigurationError
 
+from . import shipped
 from .alerts import alerts
 from .config import Config
 from .reasons import reasons
@@ -171,7 +172,7 @@ def run(options: argparse.Namespace) -> int:
     if not scrape.values(c.RUN_INFO):
         raise ConfigurationError(f"{options.url} is no endpoint of moe_telemetry: it has no {c.RUN_INFO.prometheus}")
     config = Config()
-    found = findings(scrape, _dashboards(config), config)
+    found = findings(scrape, shipped.dashboards(), config)
     missing = [finding for finding in found if finding.missing]
     silent = [finding for finding in found if not finding.missing]
     print(f"{len(CATALOG) - len(found)} of {len(CATALOG)} catalog metrics have data, {len(silent)} only zeros.")
@@ -216,14 +217,3 @@ def fetch(url: str) -> Scrape:
         raise ConfigurationError(f"cannot scrape {address}: {error}; is a run with telemetry at work there?") from None
     except ValueError:
         raise ConfigurationError(f"cannot scrape {address}: its answer is not in Prometheus' text format") from None
-
-
-def _dashboards(config: Config) -> dict[str, dict[str, Any]]:
-    try:
-        from .dashboards import build
-    except ModuleNotFoundError:
-        print(
-            "(with the extra `dashboards` installed, empty panels are named: pip install '.[dashboards]' in a checkout)"
-        )
-        return {}
-    return build(config)

@@ -10,17 +10,24 @@ from pathlib import Path
 
 from moe_telemetry.settings import ConfigurationError
 
+from . import shipped
 from .config import Config
 
 
 def files(config: Config) -> dict[str, str]:
-    """Everything that is generated: path below dashboards/ -> text."""
+    """Everything that is generated: path below dashboards/ -> text.
+
+    Without the extra `dashboards` what the package ships, which is the default configuration's.
+    """
     try:
         from . import dashboards, generate
     except ModuleNotFoundError as error:
+        if config == Config() and (found := shipped.files()):
+            return found
         newer = " with Python 3.11 or newer" if sys.version_info < (3, 11) else ""
         raise ConfigurationError(
-            f"this needs {error.name}, the extra `dashboards`: pip install '.[dashboards]' in a checkout{newer}"
+            f"this needs {error.name}, the extra `dashboards`: pip install 'moe-telemetry[dashboards]'{newer};"
+            " only export without options does without"
         ) from error
     try:
         return {**generate.files(config), **dashboards.files(config)}

@@ -70,7 +70,7 @@ def _screen(bases: list[str], interval: float) -> int:
         from .app import TopApp
     except ModuleNotFoundError as error:
         raise ConfigurationError(
-            f"top needs {error.name}, the extra `tui`: pip install '.[tui]' in a checkout; --once needs nothing"
+            f"top needs {error.name}, the extra `tui`: pip install 'moe-telemetry[tui]'; --once needs nothing"
         ) from error
     from .poller import Poller
     from .watched import Watched
