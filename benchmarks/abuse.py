@@ -23,8 +23,9 @@ from multiprocessing.synchronize import Event
 from typing import Any
 
 import psutil
-import scrape
+import scraped
 from clients import ATTACKS
+from scrape import decode
 
 import moe_telemetry as mt
 from moe_telemetry import connections
@@ -54,7 +55,7 @@ def _good_client(port: int, ended: Event, wanted: Event, times: Any) -> None:
         if wanted.is_set():
             begin = time.perf_counter()
             try:
-                body = scrape.fetch(f"http://127.0.0.1:{port}")
+                body = scraped.fetch(f"http://127.0.0.1:{port}")
                 times.put(time.perf_counter() - begin if b"moe_run_info" in body else float("inf"))
             except OSError:
                 times.put(float("inf"))
@@ -121,7 +122,7 @@ def _watch(server: connections.Server, seen: Seen, memory: float, done: threadin
 
 
 def _median(recorder: mt.Recorder, seconds: float) -> float:
-    return statistics.median(end - begin for begin, end in scrape.decode(recorder, seconds))
+    return statistics.median(end - begin for begin, end in decode(recorder, seconds))
 
 
 def measure(number: int, telemetry: Any, recorder: mt.Recorder, pairs: int, seconds: float) -> Seen:
@@ -167,8 +168,8 @@ def main() -> int:
     options = parser.parse_args()
     recorder = mt.Recorder()
     found = []
-    with mt.start(model="m", port=0, recorder=recorder, num_layers=scrape.LAYERS) as telemetry:
-        scrape.fill(recorder)
+    with mt.start(model="m", port=0, recorder=recorder, num_layers=scraped.LAYERS) as telemetry:
+        scraped.fill(recorder)
         _median(recorder, 1.0)
         for number, attack in enumerate(ATTACKS):
             if options.only in (None, attack.__name__):

@@ -10,11 +10,13 @@ import random
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import count, cycle, repeat
 from time import thread_time
 from typing import Any
 
 import seed
+from measuring import Goal, Ratio, Section, ratio, turns
 
 from moe_telemetry import Recorder, profiling
 from moe_telemetry.profiling_state import flow, misses
@@ -41,23 +43,22 @@ class Case:
 
 @dataclass(frozen=True)
 class Row:
-    """Medians in nanoseconds an event: running and its counterpart, off and its counterpart."""
+    """Nanoseconds an event, running (median), and the ratios to its counterpart: running, and off."""
 
     name: str
     running: float
-    against: float
-    off: float
-    off_against: float
+    ratio: Ratio
+    off: Ratio
     most: float | None
     off_most: float | None
 
-    def misses(self) -> list[str]:
-        """Limits that this row misses."""
+    def goals(self) -> list[Goal]:
+        """The limits that this row has."""
         found = []
-        if self.most is not None and self.running / self.against > self.most:
-            found.append(f"drop-in, {self.name}: {self.running / self.against:.2f}, at most {self.most}")
-        if self.off_most is not None and self.off / self.off_against > self.off_most:
-            found.append(f"drop-in off, {self.name}: {self.off / self.off_against:.2f}, at most {self.off_most}")
+        if self.most is not None:
+            found.append(Goal.of(f"drop-in / the seed's, at most {self.most:g}", self.name, self.ratio, self.most))
+        if self.off_most is not None:
+            found.append(Goal.of("drop-in without telemetry / the seed's", self.name, self.off, self.off_most))
         return found
 
 
@@ -199,42 +200,53 @@ def cases(recorder: Recorder) -> list[Case]:
 
 
 def measure(repeats: int, calls: int) -> list[Row]:
-    """Medians of interleaved batches, each case with a telemetry of its own."""
+    """Interleaved batches, each case with a telemetry of its own."""
     recorder = Recorder()
     rows = []
     with capture(recorder=recorder):
         recorder.forward(1)
         for case in cases(recorder):
-            off = _medians(case, repeats, calls)
+            off = _times(case, repeats, calls)
             with capture():
                 if case.before is not None:
                     case.before()
-                running = _medians(case, repeats, calls)
-            rows.append(Row(case.name, *running, *off, case.most, case.off_most))
+                running = _times(case, repeats, calls)
+            rows.append(
+                Row(
+                    case.name,
+                    statistics.median(running["ours"]),
+                    ratio(running["ours"], running["theirs"]),
+                    ratio(off["ours"], off["theirs"]),
+                    case.most,
+                    case.off_most,
+                )
+            )
     return rows
 
 
-def _medians(case: Case, repeats: int, calls: int) -> tuple[float, float]:
-    times: tuple[list[float], list[float]] = ([], [])
+def _times(case: Case, repeats: int, calls: int) -> dict[str, list[float]]:
     number = calls // 8 if "block, everything" in case.name else calls
-    for _ in range(repeats):
+
+    def batch(event: Event) -> float:
         seed.reset_samples()
-        for taken, event in zip(times, (case.event, case.against), strict=True):
-            begin = thread_time()
-            for _ in repeat(None, number):
-                event()
-            if event is case.event:
-                flow.flush()
-                misses.settle()
-            taken.append((thread_time() - begin) / number * 1e9)
-    return statistics.median(times[0]), statistics.median(times[1])
+        begin = thread_time()
+        for _ in repeat(None, number):
+            event()
+        if event is case.event:
+            flow.flush()
+            misses.settle()
+        return (thread_time() - begin) / number * 1e9
+
+    return turns({"ours": partial(batch, case.event), "theirs": partial(batch, case.against)}, repeats)
 
 
-def show(rows: list[Row]) -> None:
-    """A table in Markdown."""
-    print("\n| drop-in | ns | of the seed's (at most) | off: of the seed's (at most) |\n|---|---|---|---|")
+def add(section: Section, rows: list[Row]) -> None:
+    """The drop-in's table and goals."""
+    section.say("The drop-in for the seed module, deferred work included, against the seed's own functions and dicts:")
+    cells = []
     for row in rows:
-        most = "" if row.most is None else f" ({row.most})"
-        off_most = "" if row.off_most is None else f" ({row.off_most})"
-        off = "" if row.off_most is None else f"{row.off / row.off_against:.2f}{off_most}"
-        print(f"| {row.name} | {row.running:.0f} | {row.running / row.against:.2f}{most} | {off} |")
+        most = "" if row.most is None else f", at most {row.most}"
+        off = "" if row.off_most is None else f"{row.off.shown()}, at most {row.off_most}"
+        cells.append((row.name, f"{row.running:.0f}", row.ratio.shown() + most, off))
+    section.table(("drop-in", "ns", "of the seed's", "off: of the seed's"), cells)
+    section.goals += [goal for row in rows for goal in row.goals()]

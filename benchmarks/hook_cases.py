@@ -29,7 +29,8 @@ GEN_AI = {"gen_ai.operation.name": "text_completion", "gen_ai.provider.name": "r
 @dataclass(frozen=True)
 class Case:
     """A hook's call as source, with the names it needs; the records that the same event makes elsewhere; the seed's
-    function as source, with the limit (`most`). `hot` events must be 25 times cheaper than the SDK's."""
+    function as source, with the limit (`most`). `hot` events must be 25 times cheaper than the SDK's. `form` is the
+    statement around the call."""
 
     name: str
     call: str
@@ -38,6 +39,11 @@ class Case:
     most: float | None = None
     hot: bool = True
     names: dict[str, Any] = field(default_factory=lambda: {"s": SECONDS, "perf_counter": perf_counter, "t0": 0.0})
+    form: str = "%s"
+
+    def statement(self, of: str) -> str:
+        """The source of one event; `of` is what has the hook, with its dot."""
+        return self.form % f"{of}{self.call}"
 
 
 class Backends:
@@ -222,5 +228,12 @@ CASES = (
         ((c.READ_BYTES, 1, {**PHASE, "source": "demand"}),),
         hot=False,
     ),
+    Case(
+        "timed",
+        'timed(rec.block, "fetch")',
+        ((c.BLOCK_DURATION, SECONDS, {**PHASE, "segment": "fetch"}),),
+        hot=False,
+        form="with %s: pass",
+    ),
 )
-"""Every hook; the last three are called once a request, or by a poller."""
+"""Every hook; the three before the last are called once a request, or by a poller."""
