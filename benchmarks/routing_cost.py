@@ -26,6 +26,7 @@ from routing_ways import Recording, build, on_gpu
 
 from moe_telemetry import counting, passes, recorder, recording, reduction, routing
 from moe_telemetry.integrations.mlx_lm import passes as integration
+from moe_telemetry.live import routed_pass
 
 BLOCKS = 20
 """Pieces of a series whose means tell how far its mean is known."""
@@ -120,7 +121,7 @@ def timing() -> Iterator[dict[str, list[float]]]:
 
 def decode(model: Module, seconds: float) -> float:
     """The costs of a token, as shares of one that is not recorded; their sum."""
-    store, taking, launching = recorder._store, integration.routed_pass, routing.Router._launch
+    store, taking, launching = recorder._store, routed_pass, routing.Router._launch
 
     def recorded(number: int) -> None:
         if number % 2:
@@ -131,12 +132,12 @@ def decode(model: Module, seconds: float) -> float:
     def taken(number: int) -> None:
         setattr(integration, "routed_pass", taking if number % 2 else nothing)  # noqa: B010
 
-    integration.routed_pass = nothing
+    setattr(integration, "routed_pass", nothing)  # noqa: B010
     total = telling("the pass and its layers seen", tokens(model, seconds * 0.3, recorded))
     recording.attach(recorder, store)
     setattr(routing.Router, "_launch", dropping)  # noqa: B010
     total += telling("its routing kept", tokens(model, seconds * 0.2, taken))
-    integration.routed_pass = taking
+    setattr(integration, "routed_pass", taking)  # noqa: B010
     began: list[int] = []
 
     def launch(router: routing.Router) -> None:
