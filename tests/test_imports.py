@@ -22,7 +22,7 @@ ROOT = Path(moe_telemetry.__file__).parent
 
 LAYERS = (
     {"catalog", "version"},
-    {"values", "cells", "hooks", "processes"},
+    {"values", "reuse", "cells", "hooks", "processes"},
     {"store", "settings"},
     {"losses", "series"},
     {"counting", "loads"},
@@ -37,7 +37,7 @@ LAYERS = (
     {"integrations.mlx_lm.generation", "integrations.mlx_lm.batches", "integrations.mlx_lm.serving"},
     {"integrations.mlx_lm.instrumentation"},
     {"host", "snapshot", "collection", "exposition"},
-    {"pages", "tls", "rounds", "connections"},
+    {"pages", "tls", "rounds", "connections", "rendering"},
     {"readers", "otlp", "endpoint", "providers"},
     {"telemetry"},
     {"testing"},

@@ -43,6 +43,7 @@ def test_defaults() -> None:
         otlp_by_environment=False,
         decode_seq_max=8,
         snapshot_file=None,
+        pool_curve="sample",
         disabled=False,
     )
     assert expected == settings()
@@ -63,6 +64,7 @@ def test_defaults() -> None:
         ),
         ("MOE_TELEMETRY_RUN", "night", "run", "night", {"run": "a"}, "a"),
         ("MOE_TELEMETRY_LAYERS", "off", "layers", False, {"layers": "all"}, True),
+        ("MOE_TELEMETRY_POOL_CURVE", "off", "pool_curve", "off", {"pool_curve": "all"}, "all"),
         ("MOE_TELEMETRY_DECODE_SEQ_MAX", "16", "decode_seq_max", 16, {"decode_seq_max": 4}, 4),
         ("OTEL_EXPORTER_PROMETHEUS_HOST", "0.0.0.0", "host", "0.0.0.0", {"host": "::1"}, "::1"),
         ("OTEL_EXPORTER_PROMETHEUS_PORT", "9470", "port", 9470, {"port": 0}, 0),

@@ -128,6 +128,8 @@ STEPS = ("take", "route", "place")
 SEGMENTS = ("route", "pyremap", "fetch", "matmul", "combine")
 DROP_REASONS = ("budget", "queue_full", "no_slot", "unused")
 DEGRADED_MODES = ("substituted", "skipped", "cpu")
+POOL_SIZES = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384)
+"""Slots a layer for which the hits of a simulated pool are exported; the snapshot has every size."""
 HOOKS = (
     *("forward", "forward_done", "tokens", "speculation", "request", "routed", "routed_array"),
     *("union", "recall"),
@@ -299,6 +301,22 @@ DEGRADED = Metric(
 )
 POOL_CAPACITY = Metric("moe.pool.capacity", Kind.GAUGE, "{expert}", (_LAYER,), "Slots of a layer's pool.")
 POOL_RESIDENT = Metric("moe.pool.resident", Kind.GAUGE, "{expert}", (_LAYER,), "Experts resident in a layer's pool.")
+SIMULATED_LOOKUPS = Metric(
+    "moe.pool.simulated.lookups",
+    Kind.COUNTER,
+    "{expert}",
+    (_PHASE,),
+    "Routed experts that simulated pools looked up, of the layers that are followed (one of four unless told "
+    "otherwise).",
+)
+SIMULATED_HITS = Metric(
+    "moe.pool.simulated.hits",
+    Kind.COUNTER,
+    "{expert}",
+    (_PHASE, Label("slots", tuple(map(str, POOL_SIZES)))),
+    "Those that a pool of so many slots a layer would have hit: reading on demand, evicting the least recently used, "
+    "each pass looked up before it is touched.",
+)
 FORWARD_DURATION = Metric(
     "moe.forward.duration", Kind.HISTOGRAM, "s", (_PHASE, _SEQ), "Duration of a forward pass.", FORWARD_BOUNDS
 )

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from . import catalog
 
 if TYPE_CHECKING:
+    from .reuse import Feed
     from .store import Store
 
 UNLIMITED = sys.maxsize
@@ -102,6 +103,7 @@ class LayerCells:
         "all_hit",
         "bypassed",
         "capacity",
+        "curve",
         "evictions",
         "hit",
         "miss_evicted",
@@ -118,7 +120,8 @@ class LayerCells:
         "wasted",
     )
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, curve: Feed | None = None) -> None:
+        self.curve = curve  # None where the layer is not followed
         self.capacity = capacity  # a copy of the layer's, since one attribute is all the hot path can afford
         self.union = Tally()
         self.sizes = self.union.sizes  # likewise

@@ -153,10 +153,10 @@ class LiveRecorder(Recorder):
                         if type(ready) is not set:
                             ready = values.ids(ready)
                         arrived = named & ready
-                        if misses:
+                        if misses and not absent.isdisjoint(arrived):
                             evicted = len(arrived & absent)
                         by_prefetch = len(arrived) - evicted
-                    if misses:
+                    if misses and not absent.isdisjoint(named):
                         late = len(absent & named) - evicted
             unpredicted = misses - late - evicted
             # experts grew under our hands, or holds items that equal what they like: there is no right figure
@@ -166,6 +166,9 @@ class LiveRecorder(Recorder):
                 cells = row.by_layer[layer] if type(layer) is int else row.store.layer_cells(row, layer)
             except KeyError:
                 cells = row.store.layer_cells(row, layer)
+            curve = cells.curve
+            if curve is not None:
+                curve.hand_over(experts)
             try:
                 cells.sizes[number] += 1
             except KeyError:

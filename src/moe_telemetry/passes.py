@@ -100,6 +100,8 @@ class HostPasses:
                     continue
                 if load is not None:
                     load.count(ids)
+                if cells.curve is not None:
+                    cells.curve.hand_over(routed)
                 sizes.append(len(routed))
             _count(cells, capacity, sizes)
 

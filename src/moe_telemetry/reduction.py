@@ -236,6 +236,8 @@ def _count_ids(call: Call, store: Store) -> None:
     layer = store.layers.get(call.layer)  # not so for one over the layer budget
     if layer is not None:
         load_of(layer, call.experts).count(ids)
+    if call.cells.curve is not None:
+        call.cells.curve.hand_over(routed)
     resident, predicted, ready = call.resident, call.predicted, call.ready
     if resident is None and predicted is None:
         call.count(len(routed))

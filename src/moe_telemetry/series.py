@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from . import catalog as c
 from .catalog import Kind, Metric
 from .cells import HistogramCell, LayerCells, PhaseCells, SeqCells
+from .reuse import curve_of
 from .store import Layer, Store
 
 LabelValues = tuple[str, ...]
@@ -63,6 +64,7 @@ class Unions:
 def read(store: Store, layers: bool = True) -> list[Family]:
     """Every series that exists now, in the catalog's order; without `layers` the label `layer` is summed away."""
     families: dict[str, Family] = {}
+    store.curves.collect()
 
     def put(metric: Metric, values: Iterable[tuple[LabelValues, Value]]) -> None:
         families[metric.name] = Family(metric, dict(values))
@@ -77,6 +79,7 @@ def read(store: Store, layers: bool = True) -> list[Family]:
     put(c.UNION_MAX, _union_max_by_seq(of_known_length))
     put(c.FORWARD_DURATION, _forward_durations(passes))
     _read_phases(phases, put)
+    _read_curves(store, put)
     put(c.SPECULATION_TOKENS, ((("accepted",), store.accepted), (("rejected",), store.rejected)))
     put(c.FORWARD_ACTIVE, _forward_active(store))
     gen_ai = store.identity.gen_ai()
@@ -254,6 +257,18 @@ def _read_phases(phases: list[PhaseCells], put: _Put) -> None:
         put(metric, single(name))
 
 
+def _read_curves(store: Store, put: _Put) -> None:
+    lookups: dict[LabelValues, Value] = {}
+    hits: dict[LabelValues, Value] = {}
+    for phase in c.PHASES:
+        curves = [curve_of(stack.feeds[phase]) for _, stack in store.curves.followed()]
+        lookups[(phase,)] = sum([curve.lookups for curve in curves])
+        for slots in c.POOL_SIZES:
+            hits[phase, str(slots)] = sum([curve.at(slots) for curve in curves])
+    put(c.SIMULATED_LOOKUPS, lookups.items())
+    put(c.SIMULATED_HITS, hits.items())
+
+
 # -- what the reading as a whole decides ----------------------------------------------------------------------
 
 
@@ -276,6 +291,10 @@ def _leave_out_absent(store: Store, families: dict[str, Family]) -> None:
     if not store.has_predictor:
         predictor.series.clear()
         candidates.series.clear()
+    simulated = families[c.SIMULATED_LOOKUPS.name].series
+    if not (any(simulated.values()) or (store.has_lookups and store.curves.mode != "off")):
+        simulated.clear()
+        families[c.SIMULATED_HITS.name].series.clear()
 
 
 _SMALLEST = frozenset((c.POOL_CAPACITY.name, c.POOL_RESIDENT.name))

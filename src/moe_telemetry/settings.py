@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from . import values
+from .reuse import MODES
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 9464
@@ -32,6 +33,7 @@ class Settings:
     """Validated settings of one telemetry. `explicit_endpoint`: host or port was an argument.
 
     `snapshot_file`: where stopping writes the totals, an absolute path in a folder that can be written to.
+    `pool_curve`: one of `reuse.MODES`.
     """
 
     model: str
@@ -46,6 +48,7 @@ class Settings:
     otlp_by_environment: bool
     decode_seq_max: int
     snapshot_file: Path | None
+    pool_curve: str
     disabled: bool
     warnings: tuple[str, ...] = ()
 
@@ -62,6 +65,7 @@ def resolve(
     otlp: bool = False,
     decode_seq_max: int | None = None,
     snapshot_file: str | os.PathLike[str] | None = None,
+    pool_curve: str | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Settings:
     """Merge arguments and environment; ConfigurationError names the argument or variable that is wrong."""
@@ -75,13 +79,14 @@ def resolve(
         host=_text("host", host, env, "OTEL_EXPORTER_PROMETHEUS_HOST", DEFAULT_HOST) or DEFAULT_HOST,
         port=_number("port", port, env, "OTEL_EXPORTER_PROMETHEUS_PORT", DEFAULT_PORT, 0, 65_535),
         explicit_endpoint=host is not None or port is not None,
-        layers=_layers(layers, env) == "all",
+        layers=_choice("layers", layers, env, "MOE_TELEMETRY_LAYERS", LAYER_MODES) == "all",
         otlp=otlp,
         otlp_by_environment="otlp" in [name.strip() for name in env.get("OTEL_METRICS_EXPORTER", "").split(",")],
         decode_seq_max=_number(
             "decode_seq_max", decode_seq_max, env, "MOE_TELEMETRY_DECODE_SEQ_MAX", 8, 1, values.MAX_COUNT
         ),
         snapshot_file=None if disabled else _file("snapshot_file", snapshot_file, env, "MOE_TELEMETRY_SNAPSHOT_FILE"),
+        pool_curve=_choice("pool_curve", pool_curve, env, "MOE_TELEMETRY_POOL_CURVE", MODES),
         disabled=disabled,
         warnings=warnings,
     )
@@ -147,11 +152,13 @@ def _number(name: str, given: object, env: Mapping[str, str], variable: str, def
     return number
 
 
-def _layers(given: str | None, env: Mapping[str, str]) -> str:
-    where = "layers" if given is not None else "MOE_TELEMETRY_LAYERS"
-    value = given if given is not None else env.get("MOE_TELEMETRY_LAYERS", "").strip() or "all"
-    if value not in LAYER_MODES:
-        raise ConfigurationError(f"{where} must be 'all' or 'off', not {_shown(value)}")
+def _choice(name: str, given: str | None, env: Mapping[str, str], variable: str, choices: tuple[str, ...]) -> str:
+    """One of the choices, the first by default."""
+    where = name if given is not None else variable
+    value = given if given is not None else env.get(variable, "").strip() or choices[0]
+    if value not in choices:
+        *others, last = map(repr, choices)
+        raise ConfigurationError(f"{where} must be {', '.join(others)} or {last}, not {_shown(value)}")
     return value
 
 

@@ -7,11 +7,13 @@ import os
 import secrets
 import time
 from datetime import datetime, timezone
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from . import series
-from .catalog import RUN_INFO
+from .catalog import PHASES, RUN_INFO
+from .reuse import Curve, PoolCurves, curve_of, summed
 from .series import Distribution, Family
 from .store import Store
 
@@ -27,7 +29,8 @@ def build(store: Store, families: list[Family]) -> dict[str, Any]:
     `value`, or `count`, `sum` and `buckets` (not cumulative, the last one above the top bound); `unions`: exact,
     by phase and tokens per sequence ("<=64" where many lengths share their cells), `layers` -> layer -> union size
     -> layer calls, and `rest` where a broken caller's sizes outgrew the exact table; `experts`: where routing is
-    reduced on the device, by layer the tokens routed to each expert id in the whole run.
+    reduced on the device, by layer the tokens routed to each expert id in the whole run; `pool_curve`: what pools of
+    other sizes would have hit (`_pool_curve`), None where it is off.
     """
     identity = store.identity
     return {
@@ -45,6 +48,7 @@ def build(store: Store, families: list[Family]) -> dict[str, Any]:
             phase: {seq: _unions(found) for seq, found in by_seq.items()}
             for phase, by_seq in series.unions(store).items()
         },
+        "pool_curve": _pool_curve(store.curves),
         "experts": {layer.label: layer.load.tokens for layer in store.layers.copy().values() if layer.load is not None},
     }
 
@@ -84,6 +88,36 @@ def run_info(store: Store) -> Family:
     """The run info as a family: the one that comes from no cell."""
     identity = store.identity
     return Family(RUN_INFO, {(identity.model, identity.run, identity.runtime, identity.version): 1})
+
+
+def _pool_curve(curves: PoolCurves) -> dict[str, Any] | None:
+    """Exact curves of the layers that are followed (see reuse.py).
+
+    Keys: `layers`: by layer and phase `lookups`, and `distances`, of which the first n sum to the hits of a pool of n
+    slots; `overall`: by phase their sums; `seen`: how many layers there are, followed or not; `left_out`: calls of a
+    layer that had too many experts, or that came behind one with an id that is none; `lost`: calls not simulated.
+    """
+    if curves.mode == "off":
+        return None
+    curves.collect()
+    layers: dict[str, dict[str, Any]] = {}
+    overall = {phase: Curve(0, ()) for phase in PHASES}
+    for index, stack in curves.followed():
+        time.sleep(0)
+        found = {phase: curve_of(feed) for phase, feed in stack.feeds.items()}
+        layers[str(index)] = {phase: _curve(curve) for phase, curve in found.items() if curve.lookups}
+        overall = {phase: summed((curve, found[phase])) for phase, curve in overall.items()}
+    return {
+        "seen": curves.seen,
+        "layers": layers,
+        "overall": {phase: _curve(curve) for phase, curve in overall.items() if curve.lookups},
+        "left_out": {str(index): stack.left_out for index, stack in curves.followed() if stack.left_out},
+        "lost": curves.lost,
+    }
+
+
+def _curve(curve: Curve) -> dict[str, Any]:
+    return {"lookups": curve.lookups, "distances": [now - before for before, now in pairwise((0, *curve.hits))]}
 
 
 def _family(family: Family) -> dict[str, Any]:

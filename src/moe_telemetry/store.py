@@ -21,6 +21,7 @@ from . import catalog, values
 from .catalog import Metric
 from .cells import UNLIMITED, ExpertLoad, HistogramCell, LayerCells, PhaseCells, SeqCells
 from .hooks import HOOKS, Phase
+from .reuse import MODES, PoolCurves
 from .values import Refused
 
 if TYPE_CHECKING:
@@ -77,8 +78,11 @@ class Identity:
 class Store:
     """Cells of one telemetry, and the way from a hook's arguments to them."""
 
-    def __init__(self, identity: Identity, decode_seq_max: int = 8, layers: Iterable[int] = ()) -> None:
+    def __init__(
+        self, identity: Identity, decode_seq_max: int = 8, layers: Iterable[int] = (), pool_curve: str = MODES[0]
+    ) -> None:
         self.identity = identity
+        self.curves = PoolCurves(pool_curve)
         self.decode_seq_max = decode_seq_max
         self.phases = {name: PhaseCells(name) for name in catalog.PHASES}
         self.rows: dict[tuple[str, int | str], SeqCells] = {}
@@ -181,7 +185,10 @@ class Store:
         if layer.index == OTHER:
             self.folded += 1
         capacity = UNLIMITED if layer.capacity is None else layer.capacity
-        cells = known.setdefault(layer.index, LayerCells(capacity))
+        cells = known.get(layer.index)
+        if cells is None:
+            made = LayerCells(capacity, self.curves.feed(layer.index, row.phase.name))
+            cells = known.setdefault(layer.index, made)
         if layer.index != OTHER:
             row.by_layer[index] = cells
             if given is None:

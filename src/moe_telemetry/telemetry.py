@@ -193,6 +193,7 @@ def start(
     *,
     decode_seq_max: int | None = None,
     snapshot_file: str | os.PathLike[str] | None = None,
+    pool_curve: str | None = None,
     recorder: Recorder = hooks.recorder,
     tls_cert: str | None = None,
     tls_key: str | None = None,
@@ -221,6 +222,8 @@ def start(
             (MOE_TELEMETRY_DECODE_SEQ_MAX).
         snapshot_file: where stopping writes the totals, at the interpreter's end, too: what came behind the last
             scrape is then not lost (MOE_TELEMETRY_SNAPSHOT_FILE).
+        pool_curve: of which layers to find out what pools of other sizes would have hit: "sample" (one of four), "all",
+            or "off" (MOE_TELEMETRY_POOL_CURVE).
         recorder: the recorder to turn on. One recorder feeds one telemetry: a second start() takes it over until
             it is stopped.
         tls_cert, tls_key, tls_client_ca: PEM files to serve over TLS and to demand client certificates.
@@ -245,10 +248,11 @@ def start(
         otlp=otlp,
         decode_seq_max=decode_seq_max,
         snapshot_file=snapshot_file,
+        pool_curve=pool_curve,
     )
     for warning in settings.warnings:
         logger.warning(warning)
-    store = Store(_identity(settings), settings.decode_seq_max, settings.layer_ids)
+    store = Store(_identity(settings), settings.decode_seq_max, settings.layer_ids, settings.pool_curve)
     if settings.disabled:
         return Telemetry(store, None, recorder)
     tls = server_context(tls_cert, tls_key, tls_client_ca)

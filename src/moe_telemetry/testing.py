@@ -52,14 +52,18 @@ def capture(
     decode_seq_max: int | None = None,
     locked: bool | None = None,
     recorder: Recorder = hooks.recorder,
+    pool_curve: str | None = None,
 ) -> Iterator[Capture]:
     """Turn `recorder` on for a with-block, without provider, readers or endpoint.
 
     `locked` chooses the variant of the hooks that free-threaded interpreters use. Afterwards the recorder feeds
     what was started last and still runs, before this block or in it, or is off.
     """
-    settings = resolve(num_layers=num_layers, decode_seq_max=decode_seq_max, environ=_NO_ENVIRONMENT)
-    store = Store(Identity("test", "test", "test", __version__), settings.decode_seq_max, settings.layer_ids)
+    settings = resolve(
+        num_layers=num_layers, decode_seq_max=decode_seq_max, pool_curve=pool_curve, environ=_NO_ENVIRONMENT
+    )
+    identity = Identity("test", "test", "test", __version__)
+    store = Store(identity, settings.decode_seq_max, settings.layer_ids, settings.pool_curve)
     end = recording.feed(recorder, store, locked)
     try:
         yield Capture(store)
