@@ -20,6 +20,11 @@ from moe_telemetry.catalog import SEGMENTS, STAGES, STEPS
 from moe_telemetry.processes import PARENT_VARIABLE
 
 LAYERS = 48
+ACCEPT = (
+    "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
+    "text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+)
+"""What Prometheus asks for, with gzip."""
 Span = tuple[float, float]
 """Begin and end, by time.perf_counter, which all processes of a host share."""
 
@@ -55,9 +60,9 @@ def step(recorder: mt.Recorder, tokens: int, native: int, layers: int = LAYERS) 
     recorder.tokens(tokens)
 
 
-def fetch(url: str, encoding: str = "identity") -> bytes:
+def fetch(url: str, encoding: str = "identity", accept: str = "text/plain;version=0.0.4") -> bytes:
     """The body of a scrape."""
-    headers = {"Accept": "text/plain;version=0.0.4", "Accept-Encoding": encoding}
+    headers = {"Accept": accept, "Accept-Encoding": encoding}
     asked = urllib.request.Request(url + "/metrics", headers=headers)
     with urllib.request.urlopen(asked, timeout=30) as reply:
         body: bytes = reply.read()
@@ -100,7 +105,7 @@ def _scraper(url: str, interval: float, wanted: Event, ended: Event, spans: Any)
     while not ended.is_set():
         if wanted.is_set():
             begin = time.perf_counter()
-            fetch(url, "gzip")
+            fetch(url, "gzip", ACCEPT)
             spans.put((begin, time.perf_counter()))
         ended.wait(interval)
 
