@@ -1,8 +1,8 @@
 """The HTTP server on the serving host: `/metrics`, `/-/healthy`, `/snapshot` and a page of links.
 
-Loopback unless asked otherwise (design D14). prometheus_client renders; what is here instead of its server is
-what that lacks: routes, HEAD, `gzip;q=0`, bounds on connections and their silence, on header and on what many scrapes
-at once cost, a name lookup less.
+Loopback unless asked otherwise (design D14). prometheus_client chooses the format and writes it (rendering); what is
+here instead of its server is what that lacks: routes, HEAD, `gzip;q=0`, bounds on connections and their silence, on
+header and on what many scrapes at once cost, a name lookup less.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from http.client import LineTooLong
 from http.server import BaseHTTPRequestHandler
@@ -28,6 +29,7 @@ from prometheus_client import CollectorRegistry
 from . import connections
 from .connections import Connection, Server
 from .pages import accepts_gzip, encoder, page
+from .rendering import render
 from .rounds import Rounds
 from .settings import ConfigurationError
 from .snapshot import encoded
@@ -237,7 +239,8 @@ class _Handler(BaseHTTPRequestHandler):
             return _HEALTHY
         if path == "/metrics":
             encode, content_type = encoder(self.headers.get("Accept", ""))
-            return self._shared(path, server.scrapes, content_type, lambda: encode(server.registry))
+            make = partial(render, server.registry, encode, content_type)
+            return self._shared(path, server.scrapes, content_type, make)
         if path == "/snapshot":
             return self._shared(path, server.snapshots, JSON, lambda: encoded(server.snapshot()))
         if path == "/":

@@ -18,13 +18,24 @@ from .series import Distribution, Family, LabelValues
 
 HANDOVER_SAMPLES = 48
 """Samples rendered between two handovers: fewer lengthen the scrape, more the decode step that it overlaps."""
+HANDOVER_MADE = 256
+"""Samples made between two handovers."""
 
 
-class _Samples(list[Sample]):
+Beginnings = dict[tuple[str, int], str]
+"""A line up to its value, by the sample's name and its label dict's id."""
+
+
+class Samples(list[Sample]):
     """Samples that hand the interpreter lock over while an encoder walks through them.
 
     Otherwise a thread that comes back from a kernel waits for the lock for a switch interval (5 ms), layer by layer.
+    `kept` is the renderer's, by content type: one for all families, for the life of the telemetry.
     """
+
+    def __init__(self, kept: dict[str, Beginnings]) -> None:
+        super().__init__()
+        self.kept = kept
 
     def __iter__(self) -> Iterator[Sample]:
         for begin in range(0, len(self), HANDOVER_SAMPLES):
@@ -42,13 +53,19 @@ class Exposition:
     def __init__(self) -> None:
         self._labels: dict[tuple[str, LabelValues], dict[str, str]] = {}
         self._buckets: dict[tuple[str, LabelValues], list[dict[str, str]]] = {}
+        self._kept: dict[str, Beginnings] = {}
+        self._made = 0
 
     def family(self, family: Family) -> PrometheusFamily:
-        """All samples of one metric."""
+        """All samples of one metric; behind some hundred it hands the interpreter lock over."""
+        if self._made > HANDOVER_MADE:
+            time.sleep(0)
+            self._made = 0
         metric = family.metric
-        name = metric.prometheus.removesuffix("_total") if metric.kind is Kind.COUNTER else metric.prometheus
+        full = metric.prometheus
+        name = full.removesuffix("_total") if metric.kind is Kind.COUNTER else full
         found = PrometheusFamily(name, metric.help, metric.kind.value, UNIT_SUFFIX.get(metric.unit, "").lstrip("_"))
-        samples = found.samples = _Samples()
+        samples = found.samples = Samples(self._kept)
         for values, value in family.series.items():
             labels = self._labels.get((metric.name, values))
             if labels is None:
@@ -56,7 +73,7 @@ class Exposition:
                 pairs = sorted(zip(keys, values, strict=True))  # as the encoders will, which is then quicker
                 labels = self._labels[metric.name, values] = dict(pairs)
             if not isinstance(value, Distribution):
-                samples.append(Sample(metric.prometheus, labels, value))
+                samples.append(Sample(full, labels, value))
                 continue
             buckets = self._buckets.get((metric.name, values))
             if buckets is None:
@@ -69,4 +86,5 @@ class Exposition:
                 samples.append(Sample(bucket, labelled, count))
             samples.append(Sample(f"{name}_count", labels, count))
             samples.append(Sample(f"{name}_sum", labels, value.sum))
+        self._made += len(samples)
         return found
