@@ -124,7 +124,7 @@ def test_the_listed_modules_exist():
 def test_the_reading_of_imports_reads_them():
     """The check sees what is known to be imported."""
     assert {"catalog"} == imports("cells")
-    assert {"catalog", "values", "cells", "hooks"} == imports("store")
+    assert {"catalog", "values", "reuse", "cells", "hooks"} == imports("store")
     assert FACADE == imports("")
     assert set() == imports("hooks") == imports("catalog")
 

@@ -60,8 +60,8 @@ def hand_in(given, on_device):
 
 
 def recorded(cap):
-    """All series but telemetry's own, the clock and what only token counts give."""
-    own = ("moe.telemetry.", "moe.run.", "moe.forward.active", "moe.expert.load.peak")
+    """All series but telemetry's own, the clock, what only token counts give, and what needs ids on the host."""
+    own = ("moe.telemetry.", "moe.run.", "moe.forward.active", "moe.expert.load.peak", "moe.pool.simulated.")
     return {key: value for key, value in cap.series().items() if not key[0].startswith(own)}
 
 

@@ -199,6 +199,7 @@ def _phase(config: Config, phase: str) -> tuple[Band, ...]:
         Band(8, tuple((panel, 8) for panel in waits)),
         Band(8, ((layers[0], 12), (counts[0], 12))),
         Band(7, ((layers[1], 12), (counts[1], 12))),
+        Band(8, ((panels.pool_curve(config, phase), 24),)),
     )
 
 

@@ -94,6 +94,22 @@ def hit_rate(config: Config, phase: str) -> Panel:
     return timeseries(about, *queries, points=phase == BURSTS, bads=bads, top=1)
 
 
+def pool_curve(config: Config, phase: str) -> Panel:
+    """How large should the pool be?"""
+    about = About(
+        name(phase, "hit rate by pool size, simulated"),
+        "What pools of other sizes would have hit on the same routing, reading on demand and evicting the least "
+        "recently used, beside the actual hit rate. Actual above the line of the pool's own size: what the prefetch "
+        "earns. The first size behind which the lines lie close together is enough. Of one layer of four unless "
+        "started with pool_curve=all.",
+        "percentunit",
+        causes.NO_CURVE,
+    )
+    simulated = share(c.SIMULATED_HITS, "slots", of=c.SIMULATED_LOOKUPS, phase=phase, whole={"phase": phase})
+    queries = Query(simulated, "{{slots}} slots {{instance}}"), Query(hit_rate_query(phase), "actual {{instance}}")
+    return timeseries(about, *queries, points=phase == BURSTS, top=1)
+
+
 def recall(config: Config, phase: str) -> Panel:
     """Was a routed expert predicted?"""
     about = About(

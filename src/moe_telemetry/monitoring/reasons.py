@@ -7,6 +7,7 @@ from moe_telemetry import catalog as c
 _ROUTING = "neither routed(), routed_array() nor union() is called"
 _LOOKUPS = "the runtime declares no pool (recorder.pool) and gives routed() or routed_array() no `resident`"
 _PREDICTOR = "the runtime declares no pool and gives routed() no `predicted`; recall() is not called either"
+_CURVE = "neither routed() nor a routed_array() that the host reads is called, or pool_curve is off"
 _REQUEST = "recorder.request is not called"
 WHY: dict[str, str] = {
     c.LOOKUPS.name: _LOOKUPS,
@@ -21,6 +22,8 @@ WHY: dict[str, str] = {
     c.LAYER_OVERFLOWS.name: "no union was above its pool, or no pool is declared",
     c.POOL_CAPACITY.name: "recorder.pool was given no capacity",
     c.POOL_RESIDENT.name: "recorder.pool was given no resident count",
+    c.SIMULATED_LOOKUPS.name: _CURVE,
+    c.SIMULATED_HITS.name: _CURVE,
     c.PREFETCH_DURATION.name: "recorder.prefetch is not called (drop-in: is PREFETCH_TPROF=1 set?)",
     c.PROMOTE_DURATION.name: "recorder.promote is not called (drop-in: is PREFETCH_TPROF=1 set?)",
     c.PREFETCH_WINDOW.name: "recorder.window is not called (drop-in: is WINDOW_PROF=1 set?)",
@@ -54,6 +57,7 @@ WHY: dict[str, str] = {
 _RESIDENT = "mlx_lm has all experts in memory: no pool, no prediction and no reads; and it does not time its MoE blocks"
 _NO_EXPERTS = "no MoE model has run so far, or its experts are in modules of another kind (docs/mlx_lm.md)"
 _IDLE = "mlx_lm has generated nothing so far"
+_NO_CURVE = "pool_curve is off, or routing is counted on the device (CUDA) and no ids reach the host"
 _OF_STREAMING = (
     *(c.LOOKUPS, c.PREDICTOR_EXPERTS, c.PREDICTOR_CANDIDATES, c.POOL_CAPACITY, c.POOL_RESIDENT),
     *(c.PREFETCH_DURATION, c.PREFETCH_WINDOW, c.PREFETCH_PLACED, c.PREFETCH_HITS, c.PREFETCH_DROPPED),
@@ -66,6 +70,7 @@ MLX_LM: dict[str, str] = {
     **{metric.name: _RESIDENT for metric in _OF_STREAMING},
     **{metric.name: _NO_EXPERTS for metric in _OF_ROUTING},
     **{metric.name: _IDLE for metric in _OF_GENERATION},
+    **{metric.name: _NO_CURVE for metric in (c.SIMULATED_LOOKUPS, c.SIMULATED_HITS)},
     c.TPOT.name: "mlx_lm has given no answer of two tokens so far",
     c.SPECULATION_TOKENS.name: "mlx_lm has generated nothing with a draft model so far",
 }
