@@ -10,7 +10,7 @@ import pytest
 from moe_telemetry.hooks import HOOKS
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = [
     pytest.param(example, id=f"{page.name}-{number}")
     for page in PAGES
@@ -46,6 +46,23 @@ def test_links_resolve(page):
     """Each relative link points at a file of the repository."""
     links = re.findall(r"\]\((?!https?://)([^)#]+)", page.read_text(encoding="utf-8"))
     assert [] == [link for link in links if not (page.parent / link).exists()]
+
+
+def test_every_page_is_linked_from_the_readme():
+    """A page that nothing leads to is not read."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    names = {str(page.relative_to(ROOT)) for page in PAGES} - {"README.md"}
+    assert [] == sorted(name for name in names if f"({name}" not in readme)
+
+
+@pytest.mark.parametrize("name", ["bug", "metric"])
+def test_issue_forms_are_valid(name):
+    """GitHub's published schema takes each form; a form that it does not take is not shown."""
+    line = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-issue-forms"]
+    done = subprocess.run(
+        [*line, ROOT / ".github" / "ISSUE_TEMPLATE" / f"{name}.yml"], capture_output=True, check=False
+    )
+    assert 0 == done.returncode, done.stdout
 
 
 def test_every_hook_is_documented():
