@@ -7,6 +7,7 @@ import threading
 import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import lazies
 import mlx.core as mx
@@ -17,7 +18,10 @@ from hypothesis import strategies as st
 from moe_telemetry import catalog as c
 from moe_telemetry import recorder as rec
 from moe_telemetry import reuse, snapshot
-from moe_telemetry.reuse import PoolCurves
+from moe_telemetry.demo.config import ModelConfig
+from moe_telemetry.demo.engine import Engine
+from moe_telemetry.demo.settings import DemoSettings
+from moe_telemetry.reuse import Curve, PoolCurves
 from moe_telemetry.testing import capture
 
 Call = tuple[int, str, frozenset[int]]
@@ -334,3 +338,52 @@ def test_ids_of_other_kinds_are_the_numbers_that_they_equal() -> None:
         rec.routed(0, {"a"})  # type: ignore[arg-type]
         rec.routed(0, {1, 2})
         assert 4 == cap.value("moe.pool.simulated.lookups", phase="decode")
+
+
+# -- a real run ------------------------------------------------------------------------------------------------------
+
+MODEL = ModelConfig(layers=4, experts=64, width=64, hidden=64)
+SLOTS = (16, 24, 32, 48)
+
+
+def demo(tmp_path: Path, slots: int, **chosen: bool) -> tuple[dict[str, float], dict[str, Curve], str]:
+    """A run of the demo: its measured hit rate and its overall curve by phase, and its output's digest."""
+    settings = DemoSettings(tokens=160, slots=slots, read_mbps=1e5, cache_dir=tmp_path, **chosen)
+    with capture(pool_curve="all") as cap:
+        with Engine(settings, config=MODEL) as engine:
+            engine.prepare()
+            digest = engine.run(threading.Event()).digest
+        rates = {
+            phase: cap.total("moe.expert.lookups", phase=phase, outcome="hit")
+            / cap.total("moe.expert.lookups", phase=phase)
+            for phase in c.PHASES
+        }
+        assert cap.total("moe.expert.lookups", phase="decode") == cap.total(
+            "moe.pool.simulated.lookups", phase="decode"
+        )
+        stacks = [stack for _, stack in cap.store.curves.followed()]
+        return (
+            rates,
+            {phase: reuse.summed([reuse.curve_of(each.feeds[phase]) for each in stacks]) for phase in c.PHASES},
+            digest,
+        )
+
+
+def test_each_size_of_the_demos_pool_predicts_the_others(tmp_path: Path) -> None:
+    """Without prefetch, and LRU: the curve of a run at one size has the measured hit rates of all of them, within a
+    percentage point, in decode and in prefill; with prefetch the gap is what it earns, and told."""
+    runs = {slots: demo(tmp_path, slots, prefetch=False, lru=True) for slots in SLOTS}
+    assert 1 == len({digest for *_, digest in runs.values()})
+    off = 0.0
+    for slots, (_, curves, _) in runs.items():
+        for other, (measured, *_) in runs.items():
+            for phase, curve in curves.items():
+                predicted = curve.at(other) / curve.lookups
+                off = max(off, abs(predicted - measured[phase]))
+                print(f"{slots} -> {other} {phase}: {predicted:.4f}, measured {measured[phase]:.4f}")
+    print(f"largest difference {off:.5f}")
+    assert 0.01 > off
+    assert [rates["decode"] for rates, *_ in runs.values()] == sorted(rates["decode"] for rates, *_ in runs.values())
+    measured, curves, _ = demo(tmp_path, 16)
+    simulated = curves["decode"].at(16) / curves["decode"].lookups
+    print(f"with prefetch, 16 slots: actual {measured['decode']:.4f}, simulated {simulated:.4f}")

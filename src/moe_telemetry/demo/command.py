@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="speed of the simulated disk in MB/s (%(default)g); the page cache would make every prefetch early",
     )
     add("--no-prefetch", action="store_true", help="read experts on demand only")
+    add("--lru", action="store_true", help="evict the least recently used expert, not the least used one")
     add(
         "--device-routing",
         action="store_true",
@@ -63,6 +64,7 @@ def run(options: argparse.Namespace) -> int:
         slots=options.slots,
         read_mbps=options.read_mbps,
         prefetch=not options.no_prefetch,
+        lru=options.lru,
         device_routing=options.device_routing,
         fault=options.fault,
         fault_after=options.fault_after,

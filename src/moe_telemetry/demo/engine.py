@@ -16,7 +16,7 @@ from .faults import Fault
 from .generation import Generation, RunResult, Step
 from .model import ResidentModel
 from .moe import StreamedExperts
-from .pool import LayerPool
+from .pool import AGING, LRU_AGING, LayerPool
 from .prefetch import Prefetcher
 from .reader import PrefetchReader
 from .settings import DemoError, DemoSettings, default_cache_dir
@@ -78,7 +78,8 @@ class Engine:
         blobs = self._resources.enter_context(open_blobs(cache_dir, config, settings.seed, self._on_build))
         with mx.stream(mx.cpu):
             model = ResidentModel(config, settings.seed)
-            pools = [LayerPool(config, layer, self.slots) for layer in self.layer_ids]
+            aging = LRU_AGING if settings.lru else AGING
+            pools = [LayerPool(config, layer, self.slots, aging) for layer in self.layer_ids]
         prefetcher = None
         if settings.prefetch:
             self._reader = PrefetchReader(blobs, self._disk, config.expert_bytes, QUEUE_DEPTH, STAGING_BUFFERS)

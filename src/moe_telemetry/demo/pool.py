@@ -18,20 +18,24 @@ On recorded routing, 16 slots and no prefetch: LRU hits 0.784 of the decode look
 0.810, 0.826, 0.833 and 0.834. With prefetch 0.9 and 0.95 do not differ (0.896 and 0.894, three runs each); the faster
 follows a change of text sooner.
 """
+LRU_AGING = 0.4
+"""Below a half the last use outweighs all before it together: the least recently used goes, and of those used last in
+the same pass the one whose use before that is older."""
 PREDICTION_CREDIT = 1.0
 """What a prediction counts against past uses when it asks for a slot: as much as one use in the last pass."""
 
 
 class LayerPool:
-    """A fixed number of expert slots with least-frequently-used eviction under aging.
+    """A fixed number of expert slots with least-frequently-used eviction under aging, or LRU (`LRU_AGING`).
 
     The slots are two MLX arrays, ``w_in`` (slots, D, 2 * hidden) and ``w_out`` (slots, hidden, D), so that one
     gathered matmul serves all routed experts. Weights are written through NumPy views of the same memory, which is
     sound because every matmul that reads a slot has been evaluated before the next call of the layer.
     """
 
-    def __init__(self, config: ModelConfig, layer: int, slots: int) -> None:
+    def __init__(self, config: ModelConfig, layer: int, slots: int, aging: float = AGING) -> None:
         self.layer = layer
+        self._aging = aging
         self.slots = slots
         self.capacity = slots
         self.w_in = mx.array(np.zeros((slots, config.width, 2 * config.hidden), np.float32))
@@ -50,7 +54,7 @@ class LayerPool:
 
     def use(self, experts: Set[int]) -> None:
         """Count one pass that routed to `experts`."""
-        self._scores = [score * AGING for score in self._scores]
+        self._scores = [score * self._aging for score in self._scores]
         for expert in experts:
             self._scores[expert] += 1.0
         self.unused -= experts

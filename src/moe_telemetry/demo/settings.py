@@ -42,6 +42,7 @@ class DemoSettings:
         slots: experts a layer can hold in memory.
         read_mbps: bandwidth of the simulated disk, in 10^6 bytes a second, shared by demand and prefetch reads.
         prefetch: predict and read ahead, or read on demand only.
+        lru: evict the least recently used expert, not the one used least, which is better.
         device_routing: record routing by `routed_array`, which reads the ids some passes later, not by `routed`.
         fault: one of `FAULTS`, on from `fault_after` for `fault_for` seconds.
         cache_dir: where the expert weights are kept; None is `default_cache_dir`.
@@ -53,6 +54,7 @@ class DemoSettings:
     slots: int = 16
     read_mbps: float = 600.0
     prefetch: bool = True
+    lru: bool = False
     device_routing: bool = False
     fault: str | None = None
     fault_after: float = 20.0
