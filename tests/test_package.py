@@ -129,7 +129,7 @@ def test_commands_work_from_the_wheel(installed: Path, tmp_path: Path) -> None:
     assert program.stdout is not None
     assert "recorded\n" == program.stdout.readline()
     checked = ended(installed, tmp_path, "-m", "moe_telemetry", "check", address)
-    assert "empty panels: MoE: " in checked
+    assert "empty panels of " in checked
     assert "DECODE" in ended(installed, tmp_path, "-m", "moe_telemetry", "top", "--once", "--interval", "0.2", address)
     live = ended(installed, tmp_path, "-m", "moe_telemetry", "report", address)
     program.communicate(timeout=60)

@@ -165,7 +165,8 @@ def test_check_names_what_is_missing_and_what_is_empty_for_it():
         done = command("check", telemetry.url)
     assert (0, "") == (done.returncode, done.stderr)
     assert re.search(r"moe_expert_lookups_total: the runtime declares no pool", done.stdout)
-    assert "Overview: Decode hit rate" in done.stdout or "hit rate" in done.stdout
+    assert "empty panels of Overview: Decode hit rate; " in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= check.WIDTH + len("MoeDecodeHitRateLow")
     assert re.search(r"cannot fire: .*MoeDecodeHitRateLow", done.stdout)
     assert re.search(r"moe_forward_duration_seconds: recorder.forward_done is not called", done.stdout)
 

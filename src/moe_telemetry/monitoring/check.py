@@ -197,12 +197,15 @@ def _tell(why: str, findings_: list[Finding]) -> None:
     else:
         print(f"  {why}:")
         print(textwrap.fill(", ".join(names), WIDTH, initial_indent="    ", subsequent_indent="    "))
-    for what, lists in (
-        ("empty panels", [finding.panels for finding in findings_]),
-        ("cannot fire", [finding.alerts for finding in findings_]),
-    ):
-        if found := list(dict.fromkeys(chain.from_iterable(lists))):
-            print(f"    {what}: {('; ' if what == 'empty panels' else ', ').join(found)}")
+    by_dashboard: dict[str, dict[str, None]] = {}
+    for panel in chain.from_iterable(finding.panels for finding in findings_):
+        dashboard, _, title = panel.removeprefix("MoE: ").partition(": ")
+        by_dashboard.setdefault(dashboard, {})[title] = None
+    for dashboard, titles in by_dashboard.items():
+        text = f"empty panels of {dashboard}: {'; '.join(titles)}"
+        print(textwrap.fill(text, WIDTH, initial_indent="    ", subsequent_indent="      "))
+    if stuck := dict.fromkeys(chain.from_iterable(finding.alerts for finding in findings_)):
+        print(f"    cannot fire: {', '.join(stuck)}")
 
 
 def fetch(url: str) -> Scrape:
