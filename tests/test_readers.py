@@ -206,7 +206,7 @@ def test_a_delta_exporter_gets_true_deltas(start, recorder) -> None:
     reader = PeriodicExportingMetricReader(exporter, export_interval_millis=3_600_000)
     provider = MeterProvider([reader])
     before = time.time_ns()
-    telemetry = start(meter_provider=provider, num_layers=2)
+    telemetry = start(meter_provider=provider, num_layers=2, port=0)
     for size in (1, 0, 2, 3):
         for _ in range(size):
             recorder.forward(1)
