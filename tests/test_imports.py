@@ -26,6 +26,7 @@ LAYERS = (
     {"store", "settings"},
     {"losses", "series"},
     {"counting", "loads"},
+    {"following"},
     {"passes"},
     {"reduction"},
     {"pending"},

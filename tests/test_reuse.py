@@ -220,6 +220,28 @@ def test_routed_arrays_that_the_host_reads_are_simulated() -> None:
             assert expected == cap.value("moe.pool.simulated.hits", phase="decode", slots=str(slots))
 
 
+def test_arrays_of_long_prefills_are_simulated_in_their_place() -> None:
+    """Those that the device counts, where it shares its memory with the host: passes of different kinds are counted one
+    kind behind the other, and simulated in their order."""
+    calls = trace("zipf", 40, 160, seed=9)
+    found = []
+    for arrays in (False, True):
+        with capture(pool_curve="all") as cap:
+            for layer, phase, experts in calls:
+                if layer == 0:
+                    rec.forward(1, phase)
+                ids = sorted(experts) * (1 if phase == "decode" else 5)  # 100 ids are more than the host reads
+                if arrays:
+                    array = mx.array([ids])
+                    rec.routed_array(layer, array, 40)
+                    mx.eval(array)
+                else:
+                    rec.routed(layer, ids)
+            found.append({key: value for key, value in cap.series().items() if key[0].startswith("moe.pool.sim")})
+    assert found[0] == found[1]
+    assert 0 < found[0]["moe.pool.simulated.hits", (("phase", "prefill"), ("slots", "16"))]
+
+
 # -- bounds ----------------------------------------------------------------------------------------------------------
 
 

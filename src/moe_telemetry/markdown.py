@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from . import catalog as c
-from . import summary
+from . import pool_size, summary
 from .comparison import PARTS, Comparison, alike, amount, change, differing, named, verdict
 from .figures import PhaseFigures
 from .reports import Report
@@ -44,7 +44,19 @@ def report_lines(found: Report) -> list[str]:
     if floor := found["pool_floor"]:
         at = f"decode, seq {floor['seq']}, layer {floor['layer']}"
         text += ["", f"Pool floor: {floor['slots']} slots a layer, the largest union ({at})"]
+    if size := found["pool_size"]:
+        text += ["", *_pool_size(size)]
     return text
+
+
+def _pool_size(found: Report) -> list[str]:
+    sizes = sorted({slots for of in found["phases"].values() for slots in of["hit_rates"]}, key=int)
+    rows: list[tuple[str, ...]] = []
+    for phase, of in found["phases"].items():
+        rates = [of["hit_rates"].get(slots) for slots in sizes]
+        rows.append((phase, *("" if rate is None else f"{100 * rate:.1f} %" for rate in rates)))
+    head = ("simulated hit rate by slots (LRU, no prefetch)", *sizes)
+    return [*table(head, rows), "", *(f"- {remark}" for remark in pool_size.remarks(found))]
 
 
 def comparison_lines(found: Comparison, first: str, second: str) -> list[str]:

@@ -16,6 +16,7 @@ import mlx.core as mx
 
 from . import counting
 from .cells import LayerCells, SeqCells
+from .following import Followed, Rows
 from .loads import LoadSum, load_of
 from .losses import lost
 from .store import Store
@@ -40,13 +41,14 @@ class Plan:
 class Pass:
     """A pass that was handed over: the `indices` of its calls, integer arrays of any shape, in the plan's order."""
 
-    __slots__ = ("indices", "plan", "shape", "size", "type")
+    __slots__ = ("indices", "number", "plan", "shape", "size", "type")
     told = False
     """Whether it is a loss if nobody evaluates it."""
 
     def __init__(self, plan: Plan, indices: list[mx.array]) -> None:
         self.plan = plan
         self.indices = indices
+        self.number = 0  # in its batch
         self.shape = indices[0].shape
         self.size = indices[0].size
         self.type = indices[0].dtype
@@ -83,7 +85,7 @@ class HostPasses:
     def __init__(self, passes: Sequence[Pass]) -> None:
         self._passes = passes
 
-    def count(self, store: Store) -> None:
+    def count(self, store: Store, followed: Followed) -> None:
         first = self._passes[0]
         plan, number = first.plan, len(first)
         for at, (cells, capacity, layer) in enumerate(
@@ -91,19 +93,21 @@ class HostPasses:
         ):
             known = store.layers.get(layer)
             load = None if known is None else load_of(known, plan.experts)
-            sizes = []
+            sizes: list[int] = []
+            tokens: list[int] = []
             for each in self._passes:
                 ids = flat(each.indices[at])
                 routed = set(ids)
                 if not routed <= plan.known:
                     lost(store, "routed_array", Refused("out_of_range", ids))
                     continue
-                if load is not None:
-                    load.count(ids)
+                tokens += ids
                 if cells.curve is not None:
-                    cells.curve.hand_over(routed)
+                    followed.add(each.number, cells, routed)
                 sizes.append(len(routed))
             _count(cells, capacity, sizes)
+            if load is not None:
+                load.count(tokens, len(sizes))
 
 
 class DevicePasses:
@@ -116,7 +120,9 @@ class DevicePasses:
         indices = [array for each in passes for array in each.indices]
         if len({array.dtype for array in first.indices}) > 1:
             indices = [array.astype(mx.int64) for array in indices]
-        counts, self.pending = counting.token_counts(indices, plan.experts)
+        counts, self._figures = counting.token_counts(indices, plan.experts)
+        self._rows = Rows(counts, [(each.number, cells) for each in passes for cells in plan.cells[:number]])
+        self.pending = [self._figures, *self._rows.pending]
         times = plan.times if number == len(plan.layers) else Counter(plan.layers[:number])
         layers = sorted(times)
         if plan.layers[:number] == layers:
@@ -125,8 +131,9 @@ class DevicePasses:
         else:
             LoadSum.add_calls(sums, plan.experts, plan.layers[:number] * len(passes), counts)
 
-    def count(self, store: Store) -> None:
-        read: Any = self.pending.tolist()
+    def count(self, store: Store, followed: Followed) -> None:
+        self._rows.add_to(followed)
+        read: Any = self._figures.tolist()
         sizes, invalid = read
         for bad in filter(None, invalid):
             lost(store, "routed_array", Refused("out_of_range", bad))
@@ -140,12 +147,13 @@ class DevicePasses:
 
 def _count(cells: LayerCells, capacity: int, sizes: list[int]) -> None:
     """Count the calls of one layer: the numbers of distinct experts."""
+    calls = len(sizes)
     for size in set(sizes):
         times = sizes.count(size)
         cells.union.add(size, times)
         if size > capacity:
             cells.overflows += times
-    cells.unknown += len(sizes)
+    cells.unknown += calls
 
 
 def flat(indices: mx.array) -> list[int]:

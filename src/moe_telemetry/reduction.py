@@ -15,6 +15,7 @@ import mlx.core as mx
 
 from . import counting
 from .cells import LayerCells
+from .following import Followed, Rows
 from .loads import LoadSum, LoadSums, full, load_of
 from .losses import losing, lost
 from .passes import DevicePasses, HostPasses, Pass, flat
@@ -34,7 +35,7 @@ class Call:
     arrays (experts,), or sets of ids below `experts`.
     """
 
-    __slots__ = ("capacity", "cells", "experts", "indices", "layer", "predicted", "ready", "resident", "size")
+    __slots__ = ("capacity", "cells", "experts", "indices", "layer", "number", "predicted", "ready", "resident", "size")
 
     def __init__(
         self,
@@ -50,6 +51,7 @@ class Call:
         self.cells = cells
         self.capacity = cells.capacity  # as it is now: it may change before the figures are read
         self.layer = layer
+        self.number = 0  # of its pass, in a batch
         self.indices = indices
         self.size = size
         self.experts = experts
@@ -152,10 +154,11 @@ class Batch:
         self._parts: list[HostPasses | DevicePasses | _HostCalls | _DeviceCalls] = []
         self._records = 0
         kinds: dict[tuple[type, object], list[Any]] = {}
-        for unit in units:
+        for number, unit in enumerate(units):
             self._records += len(unit)
             ones: Sequence[Any] = (unit,) if isinstance(unit, Pass) else unit
             for one in ones:
+                one.number = number
                 kinds.setdefault((type(one), one.kind()), []).append(one)
         pending: list[object] = []
         for (kind, _), alike in kinds.items():
@@ -182,9 +185,11 @@ class Batch:
 
     def count(self, store: Store) -> None:
         """Read the integers and count them; waits for the device where it is not done yet."""
+        followed = Followed()
         for part in self._parts:
             with losing(store, "routed_array"):
-                part.count(store)
+                part.count(store, followed)
+        followed.hand_over()
         for load in self._loads:
             with losing(store, "routed_array"):
                 load.count_in(store)
@@ -196,9 +201,9 @@ class _HostCalls:
     def __init__(self, calls: Sequence[Call]) -> None:
         self._calls = calls
 
-    def count(self, store: Store) -> None:
+    def count(self, store: Store, followed: Followed) -> None:
         for call in self._calls:
-            _count_ids(call, store)
+            _count_ids(call, store, followed)
 
 
 class _DeviceCalls:
@@ -207,7 +212,9 @@ class _DeviceCalls:
     def __init__(self, calls: Sequence[Call], sums: dict[object, LoadSum]) -> None:
         experts = calls[0].experts
         counts, figures = counting.token_counts([call.indices for call in calls], experts)
-        self.pending = [figures, _predictions(calls, counts)]
+        self._rows = Rows(counts, [(call.number, call.cells) for call in calls])
+        self._figures = [figures, _predictions(calls, counts)]
+        self.pending = [*self._figures, *self._rows.pending]
         LoadSum.add_calls(sums, experts, [call.layer for call in calls], counts)
         self._calls = calls
 
@@ -216,8 +223,9 @@ class _DeviceCalls:
         for call in self._calls:
             call.indices = _NO_INDICES
 
-    def count(self, store: Store) -> None:
-        read: list[Any] = [each.tolist() for each in self.pending]
+    def count(self, store: Store, followed: Followed) -> None:
+        self._rows.add_to(followed)
+        read: list[Any] = [each.tolist() for each in self._figures]
         (sizes, invalid), rows = read
         for call, number, bad, row in zip(self._calls, sizes, invalid, rows, strict=True):
             if bad:
@@ -226,7 +234,7 @@ class _DeviceCalls:
                 call.count(number, *row)
 
 
-def _count_ids(call: Call, store: Store) -> None:
+def _count_ids(call: Call, store: Store, followed: Followed) -> None:
     """Read the ids of a call and count them as `routed` would."""
     ids = flat(call.indices)
     routed = set(ids)
@@ -236,8 +244,7 @@ def _count_ids(call: Call, store: Store) -> None:
     layer = store.layers.get(call.layer)  # not so for one over the layer budget
     if layer is not None:
         load_of(layer, call.experts).count(ids)
-    if call.cells.curve is not None:
-        call.cells.curve.hand_over(routed)
+    followed.add(call.number, call.cells, routed)
     resident, predicted, ready = call.resident, call.predicted, call.ready
     if resident is None and predicted is None:
         call.count(len(routed))

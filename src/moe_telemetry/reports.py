@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from . import catalog as c
-from . import summary
+from . import pool_size, summary
 from .figures import PhaseFigures, Snapshot, Totals, acceptance, nearest_rank, phase_figures
 from .snapshot import SCHEMA
 from .values import MAX_COUNT
@@ -45,6 +45,7 @@ def report(snapshot: Snapshot) -> Report:
             `routed`, and the shares `hit`, `miss` (of the routed), `predicted` (A), `unpredicted` (B, both of the
             misses), `timing`, `evicted` (both of A).
         `requests`: see `summary.requests`; `accepted`: share of the draft tokens.
+        `pool_size`: what pools of other sizes would have hit (see `pool_size.pool_size`).
         `pool_floor`: `slots` that the largest decode union needs, and its `seq` and `layer`.
 
     Raises:
@@ -75,6 +76,7 @@ def _build(snapshot: Snapshot) -> Report:
         "requests": summary.requests(totals),
         "accepted": acceptance(totals),
         "pool_floor": _pool_floor(phases["decode"]["unions"]),
+        "pool_size": pool_size.pool_size(snapshot, totals),
     }
 
 
@@ -210,6 +212,8 @@ def lines(found: Report) -> list[str]:
     if floor := found["pool_floor"]:
         at = f"decode, seq {floor['seq']}, layer {floor['layer']}"
         text += ["", f"pool floor  {floor['slots']} slots a layer: the largest union ({at})"]
+    if size := pool_size.lines(found["pool_size"]):
+        text += ["", *size]
     return text
 
 

@@ -120,7 +120,13 @@ def run(options: argparse.Namespace) -> int:
 def _telemetry(options: argparse.Namespace) -> Telemetry:
     from moe_telemetry import start
 
-    return start(model="demo-moe", runtime="moe-telemetry-demo", num_layers=None, host=options.host, port=options.port)
+    return start(
+        model="demo-moe",
+        runtime="moe-telemetry-demo",
+        host=options.host,
+        port=options.port,
+        pool_curve="all",  # of 12 layers a fourth would say little of the others
+    )
 
 
 def _follow(engine: Engine, telemetry: Telemetry | None, console: Any) -> RunResult:

@@ -1,0 +1,50 @@
+"""Routed arrays of the layers whose pool curve is followed (reuse.py): ids in the order of the passes, whoever read
+them, host or device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from itertools import compress, count
+
+import mlx.core as mx
+
+from . import counting
+from .cells import LayerCells
+from .reuse import Feed
+
+
+class Followed:
+    """What a batch of passes routed to in those layers."""
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[int, Feed, Set[int]]] = []
+
+    def add(self, number: int, cells: LayerCells, routed: Set[int]) -> None:
+        """A call of the pass of that number, if its layer is followed."""
+        if cells.curve is not None:
+            self._calls.append((number, cells.curve, routed))
+
+    def hand_over(self) -> None:
+        """All of them, pass by pass: kinds of passes are counted one behind the other."""
+        for _, feed, routed in sorted(self._calls, key=lambda call: call[0]):
+            feed.hand_over(routed)
+
+
+class Rows:
+    """The same of calls that the device counts: `counts` (calls, experts + 1) of `calls`, (number, cells) each.
+
+    Only where the device shares its memory with the host. On CUDA each array that is read costs the host a page, so
+    what is counted there has no curve. `pending` is what there is to compute.
+    """
+
+    def __init__(self, counts: mx.array, calls: Sequence[tuple[int, LayerCells]]) -> None:
+        found = [] if counting.on_cuda() else [at for at, (_, cells) in enumerate(calls) if cells.curve is not None]
+        self._calls = [calls[at] for at in found]
+        self.pending = [counts[mx.array(found)]] if found else []
+
+    def add_to(self, followed: Followed) -> None:
+        """Read them."""
+        for counts in self.pending:
+            rows: list[list[int]] = counts.tolist()  # type: ignore[assignment]
+            for (number, cells), (*tokens, _) in zip(self._calls, rows, strict=True):
+                followed.add(number, cells, set(compress(count(), tokens)))
