@@ -541,7 +541,7 @@ def test_an_error_when_figures_are_read_leaves_the_other_kinds(cap, monkeypatch)
 
 
 class BrokenLoad(ExpertLoad):
-    def count(self, ids):
+    def count(self, *_):
         raise OverflowError
 
     add = count

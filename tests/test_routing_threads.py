@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import os
 import signal
 import sys
@@ -14,7 +16,8 @@ import pytest
 from routed import BEHIND, EXPERTS, calls, cap, lost, passes, routing_of, tokens, way
 
 import moe_telemetry as mt
-from moe_telemetry import counting, live, pending, recording, reduction, routing, store
+from moe_telemetry import cells, counting, live, loads, pending, recording, reduction, routing, store
+from moe_telemetry import passes as whole
 from moe_telemetry import recorder as rec
 from moe_telemetry.cells import LOAD_CALLS, ExpertLoad
 from moe_telemetry.series import Distribution
@@ -284,19 +287,15 @@ def only(cap, name):
 
 
 def test_threads_add_to_one_load():
-    """No number is lost between a piece that is closed and the sums, and the window is what its pieces are.
-
-    Calls are counted under a lock, as batches are; sums are added and the peak is read without.
-    """
+    """No number is lost between a piece that is closed and the sums, and the window is what its pieces are."""
     switch = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
-    load, lock = ExpertLoad(4), threading.Lock()
+    load = ExpertLoad(4)
     try:
 
         def model():
             for _ in range(2000):
-                with lock:
-                    load.count([0, 1, 1, 3])
+                load.count([0, 1, 1, 3])
                 load.add(1, [0, 0, 1, 0])
 
         threads = [threading.Thread(target=model) for _ in range(4)]
@@ -310,6 +309,48 @@ def test_threads_add_to_one_load():
         sys.setswitchinterval(switch)
     assert [8000, 16000, 8000, 8000] == load.tokens
     assert [sum(tokens) for tokens in zip(*(piece for _, piece in load._pieces), strict=True)] == load._window
+
+
+def test_a_call_of_one_thread_in_the_middle_of_anothers_counts():
+    """It loses nothing of either: here the other fills a piece while the ids of the one are read."""
+    load = ExpertLoad(2)
+
+    def ids():
+        yield 0
+        in_thread(lambda: [load.count([1]) for _ in range(LOAD_CALLS)])
+        yield 0
+
+    load.count(ids())
+    assert [2, LOAD_CALLS] == load.tokens
+    assert [sum(tokens) for tokens in zip(*(piece for _, piece in load._pieces), strict=True)] == load._window
+
+
+def test_two_threads_may_meet_a_layer_at_once(monkeypatch):
+    """They count in one load, the first one's, but for another number of experts."""
+    layer, others = store.Layer(0), []
+
+    class Made(ExpertLoad):
+        def __init__(self, experts):
+            if not others:
+                others.append(None)
+                in_thread(lambda: others.append(loads.load_of(layer, 4)))
+            super().__init__(experts)
+
+    monkeypatch.setattr(loads, "ExpertLoad", Made)
+    assert loads.load_of(layer, 4) is others[1]
+    others.clear()
+    assert 8 == loads.load_of(layer, 8).experts
+    assert 8 == layer.load.experts
+
+
+@pytest.mark.parametrize("module", [cells, live, whole, reduction, store])
+def test_the_right_side_of_an_increment_holds_no_call(module):
+    """An interpreter with a lock may switch threads at a call, between loading a field and storing it again."""
+    increments = [node for node in ast.walk(ast.parse(inspect.getsource(module))) if isinstance(node, ast.AugAssign)]
+    fields = [node for node in increments if not isinstance(node.target, ast.Name)]
+    calls = [node for node in fields if any(isinstance(each, ast.Call) for each in ast.walk(node.value))]
+    assert [] == [ast.unparse(node) for node in calls if "self._records" != ast.unparse(node.target)]
+    assert increments
 
 
 def test_where_hooks_hold_a_lock_counting_does_too(monkeypatch):

@@ -139,18 +139,20 @@ class LayerCells:
 class ExpertLoad:
     """Tokens by expert of one layer, of the whole run and of its last LOAD_WINDOW calls.
 
-    Several threads may count calls of one layer. They raise the numbers of the piece that is open, one by one; sums of
-    pieces are made by one thread at a time, and nobody waits for it: what came meanwhile is added by the next.
+    Several threads may count calls of one layer. They hand in what they have; it is added by one thread at a time, and
+    nobody waits for that: what came meanwhile is added by the next.
     """
 
-    __slots__ = ("_adding", "_calls", "_new", "_open", "_open_calls", "_pieces", "_total", "_window")
+    __slots__ = ("_adding", "_calls", "_ids", "_new", "_open", "_open_calls", "_pieces", "_total", "_window")
 
     def __init__(self, experts: int) -> None:
         self._total = [0] * experts
         self._window = [0] * experts
         self._pieces: deque[tuple[int, list[int]]] = deque()  # the window's, (calls, tokens) each
         self._calls = 0
-        self._new: deque[tuple[int, list[int]]] = deque()  # not added yet
+        # Not added yet: (calls, their routed ids), and (calls, tokens by expert).
+        self._ids: deque[tuple[int, Iterable[int]]] = deque()
+        self._new: deque[tuple[int, list[int]]] = deque()
         self._open = [0] * experts  # a piece that is being filled
         self._open_calls = 0
         self._adding = threading.Lock()
@@ -166,16 +168,10 @@ class ExpertLoad:
         self._add()
         return list(map(add, self._total, self._open))
 
-    def count(self, ids: Iterable[int]) -> None:
-        """Add one call's routed ids. Not for two threads at once: the store's lock is held where a batch is read."""
-        tokens = self._open
-        for expert in ids:
-            tokens[expert] += 1
-        self._open_calls += 1
-        if self._open_calls >= LOAD_CALLS:
-            experts = len(self._total)
-            calls, piece, self._open, self._open_calls = self._open_calls, self._open, [0] * experts, 0
-            self.add(calls, piece)
+    def count(self, ids: Iterable[int], calls: int = 1) -> None:
+        """Add the routed ids of so many calls; nobody writes to `ids` any more."""
+        self._ids.append((calls, ids))
+        self._add()
 
     def add(self, calls: int, tokens: list[int]) -> None:
         """Add what `calls` calls routed to each expert."""
@@ -186,6 +182,15 @@ class ExpertLoad:
         if not self._adding.acquire(blocking=False):
             return
         try:
+            while self._ids:
+                calls, ids = self._ids.popleft()
+                tokens = self._open
+                for expert in ids:
+                    tokens[expert] += 1
+                self._open_calls += calls
+                if self._open_calls >= LOAD_CALLS:
+                    self._new.append((self._open_calls, tokens))
+                    self._open, self._open_calls = [0] * len(tokens), 0
             while self._new:
                 calls, tokens = self._new.popleft()
                 self._total = list(map(add, self._total, tokens))

@@ -63,6 +63,8 @@ def full(sums: LoadSums) -> bool:
 
 def load_of(layer: Layer, experts: int) -> ExpertLoad:
     """The layer's load; begun anew for another model's layer."""
-    if layer.load is None or layer.load.experts != experts:
-        layer.load = ExpertLoad(experts)
-    return layer.load
+    while (load := layer.load) is None or load.experts != experts:
+        made = ExpertLoad(experts)
+        if layer.load is load:  # apart from the call: two threads may meet a new layer at once
+            layer.load = made
+    return load
