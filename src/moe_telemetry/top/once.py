@@ -56,7 +56,7 @@ def text(watched: Watched, now: float) -> list[str]:
     if found is not None:
         left, right = (_phase(watched, phase) for phase in ("decode", "prefill"))
         lines += beside(left, right, panes.PANE_WIDTH)
-        lines += [panes.memory(found), panes.drafts(found)]
+        lines += [panes.memory(found), panes.drafts(found), *panes.curve(found)]
     return [plain(line) for line in lines]
 
 
