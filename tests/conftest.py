@@ -28,6 +28,7 @@ LONGEST = (
     "test_rules_scenarios",
     "test_demo_command",
     "test_rules_faults",
+    "test_docs_shell",
     "test_demo_engine",
     "test_dashboards_live",
     "test_mlx_lm_server",
