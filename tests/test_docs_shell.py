@@ -43,6 +43,7 @@ NOT_RUN = {
     "Homebrew, on a Mac": 1,
     "changes the system": 1,
     "a second host": 1,
+    "Prometheus 3": 1,
     "builds; tests/test_package.py looks at what is built": 1,
     "certificates of your own": 1,
     "VictoriaMetrics; run by hand with 1.130.0": 2,
