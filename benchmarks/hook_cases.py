@@ -23,6 +23,7 @@ Event = Callable[[], object]
 SECONDS = 1.3e-4
 PHASE = {"phase": "decode"}
 LAYER = {**PHASE, "layer": "3"}
+FOLLOWED = ", followed"
 GEN_AI = {"gen_ai.operation.name": "text_completion", "gen_ai.provider.name": "r", "gen_ai.request.model": "m"}
 
 
@@ -103,8 +104,9 @@ def _union(size: int, residency: str) -> tuple[Record, ...]:
     )
 
 
-def _routed(experts: int, most: float) -> Case:
-    """With a pool that holds nine of ten and a predictor that is right in eight of ten."""
+def _routed(experts: int, most: float | None, followed: bool = False) -> Case:
+    """With a pool that holds nine of ten and a predictor that is right in eight of ten; in a layer whose pool curve is
+    `followed` or not."""
     rng = random.Random(experts)
     routed = set(rng.sample(range(128), experts))
     resident = set(rng.sample(sorted(routed), experts - max(1, experts // 10))) | set(rng.sample(range(128), 90))
@@ -120,8 +122,8 @@ def _routed(experts: int, most: float) -> Case:
     )
     names = {"experts": routed, "resident": resident, "predicted": predicted, "ready": ready}
     return Case(
-        f"routed, {experts} experts",
-        "routed(3, experts, resident, predicted, ready)",
+        f"routed, {experts} experts{FOLLOWED if followed else ''}",
+        f"routed({7 if followed else 3}, experts, resident, predicted, ready)",
         records,
         "note_miss_attrib(experts, predicted, resident, True, ready)",
         most,
@@ -155,6 +157,8 @@ def _recall(recalled: int, missed: int, wasted: int) -> tuple[Record, ...]:
 CASES = (
     _routed(10, 0.5),
     _routed(25, 0.3),
+    _routed(10, None, followed=True),
+    _routed(25, None, followed=True),
     *_routed_array(),
     Case("union", "union(3, 10)", _union(10, "unknown"), "note_union(1, 10, 3)", 0.6),
     Case(

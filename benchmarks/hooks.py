@@ -12,7 +12,7 @@ import argparse
 import inspect
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from time import thread_time
@@ -21,12 +21,13 @@ from typing import Any
 
 import dropin
 import seed
-from hook_cases import CASES, Backends, Case
+from hook_cases import CASES, FOLLOWED, Backends, Case
 from measuring import Goal, Ratio, Section, ratio, run, turns
 
 from moe_telemetry import Recorder
 from moe_telemetry.live import ThreadedRecorder
 from moe_telemetry.recording import attach, detach
+from moe_telemetry.reuse import LAYER_SHARE
 from moe_telemetry.store import Identity, Store
 
 SDK_LEAST, OFF_MOST = 25.0, 1.5
@@ -43,7 +44,8 @@ INTRODUCTION = """\
 for. `off` and `stopped` are over an empty function of the same parameters (for `timed`, one that gives an empty
 context). `threads` and `locked` are the hooks' variants over the usual one: for several threads that make passes, and
 for interpreters without a lock. `pool`, `request` and `cumulative` are not hot, `routed_array` counts what `routed` is
-told, and `timed` reads the clock twice: for them the factor 25 is no goal."""
+told, and `timed` reads the clock twice: for them the factor 25 is no goal. Of four layers one is followed for the
+pool curve; what it hands over is simulated between batches, as scrapes do."""
 
 
 class Row:
@@ -89,6 +91,8 @@ def recorder(variant: str) -> Recorder:
     attach(found, store, locked=variant == "locked")
     found.forward(1)
     found.pool(3, capacity=100)
+    for layer in (3, 7):  # the second of four is followed
+        store.layer_cells(store.latest, layer)
     if variant == "threads":
         store.by_thread[store.thread or 0] = store.latest
         found.__class__ = ThreadedRecorder
@@ -128,7 +132,10 @@ def measure(case: Case, backends: Backends, repeats: int, calls: int, columns: S
         if name == "seed":
             seed.reset_samples()
         number = max(1, calls // SLOW.get(name, 1))
-        return timers[name].timeit(number) / number * 1e9
+        taken = timers[name].timeit(number) / number * 1e9
+        if name in ("on", "threads", "locked"):
+            variants[name]._store.curves.collect()  # as a scrape does
+        return taken
 
     return Row(case, turns({name: partial(batch, name) for name in timers}, repeats))
 
@@ -141,9 +148,22 @@ def section(repeats: int, calls: int, columns: Sequence[str] = COLUMNS, stand_in
     found.say(INTRODUCTION)
     found.table(HEADER, [_cells(row) for row in rows])
     found.goals += [goal for row in rows for goal in row.goals()]
+    found.goals += list(_of_all_layers({row.case.name: row for row in rows}))
     if stand_ins:
         dropin.add(found, dropin.measure(repeats, calls))
     return found
+
+
+def _of_all_layers(rows: dict[str, Row]) -> Iterator[Goal]:
+    """The mean of a followed layer and those that are not, against the seed's."""
+    for name, row in rows.items():
+        followed = rows.get(name + FOLLOWED)
+        if followed is not None and row.case.most is not None and "seed" in row.times:
+            drift = row.medians["seed"] / followed.medians["seed"]  # the rows are measured one behind the other
+            pairs = zip(row.times["on"], followed.times["on"], strict=True)
+            mean = [((LAYER_SHARE - 1) * plain + drift * other) / LAYER_SHARE for plain, other in pairs]
+            of_seed = ratio(mean, row.times["seed"])
+            yield Goal.of(f"hook / the seed's, {name}, all layers", name, of_seed, row.case.most)
 
 
 def _cells(row: Row) -> list[str]:
