@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: demo test check generate bench clean
+.PHONY: demo test check generate bench bench-quick clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/moe-telemetry demo $(ARGS)
@@ -26,11 +26,13 @@ check: $(VENV)/.dev
 generate: $(VENV)/.dev
 	$(BIN)/python docs/generate.py
 
-bench: $(VENV)/.dev
-	$(BIN)/python benchmarks/hooks.py
-	$(BIN)/python benchmarks/routing_calls.py
-	$(BIN)/python benchmarks/scrape.py
-	$(BIN)/python benchmarks/demo.py
+# Under ten minutes; writes docs/benchmarks.md.
+bench: $(VENV)/.dev tools
+	$(BIN)/python benchmarks/suite.py
+
+# Under a minute, with limits twice as loose.
+bench-quick: $(VENV)/.dev
+	$(BIN)/python benchmarks/quick.py
 
 clean:
 	rm -rf $(VENV) $(VENV)-lowest $(VENV)-newest build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -3,7 +3,7 @@
 All columns are measured in one process, interleaved, in the thread's CPU time, and compared by the ratio of their
 medians: absolute times mean nothing on a shared machine. Exit status 1 when a goal of the design is missed.
 
-    python benchmarks/hooks.py [--repeats 61] [--calls 1000]
+    python benchmarks/hooks.py [--repeats 41] [--calls 1000]
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def _shown(value: Ratio | None, digits: int) -> str:
 def main() -> int:
     """Measure, print, and fail on a missed goal."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=61)
+    parser.add_argument("--repeats", type=int, default=41)
     parser.add_argument("--calls", type=int, default=1000)
     return run(parser, lambda options: section(options.repeats, options.calls))
 

@@ -69,11 +69,25 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
     )
 
 
+def ratio_apart(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
+    """Median over median of figures that are no pairs: each side is drawn again by itself."""
+    draw = random.Random(0)
+    again = sorted(
+        statistics.median(draw.choices(ours, k=len(ours))) / statistics.median(draw.choices(theirs, k=len(theirs)))
+        for _ in range(DRAWS)
+    )
+    return Ratio(statistics.median(ours) / statistics.median(theirs), *_ends(again))
+
+
+def _ends(again: Sequence[float]) -> tuple[float, float]:
+    return again[DRAWS * 25 // 1000], again[DRAWS * 975 // 1000 - 1]
+
+
 def interval(items: Sequence[Item], figure: Callable[[Sequence[Item]], float]) -> Ratio:
     """A figure of some items, with the interval that it has when as many of them are drawn again."""
     draw = random.Random(0)
     again = sorted(figure(draw.choices(items, k=len(items))) for _ in range(DRAWS))
-    return Ratio(figure(items), again[DRAWS * 25 // 1000], again[DRAWS * 975 // 1000 - 1])
+    return Ratio(figure(items), *_ends(again))
 
 
 @dataclass(frozen=True)

@@ -117,12 +117,12 @@ class Way:
     ids: set[tuple[int, ...]] = field(default_factory=set)
 
     def figures(self) -> dict[object, object]:
-        """All series but the clock's and those that only token counts give."""
+        """All series but the clock's and those that only token counts, or only the sets of ids, give."""
         assert self.capture is not None
         return {
             key: value
             for key, value in self.capture.series().items()
-            if not key[0].startswith("moe.run.") and key[0] != LOAD_PEAK.name
+            if not key[0].startswith(("moe.run.", "moe.pool.simulated.")) and key[0] != LOAD_PEAK.name
         }
 
 

@@ -12,12 +12,11 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Sequence
 from functools import partial
 from multiprocessing.synchronize import Event
 
-from measuring import Goal, Section, interval, ratio, run, timed, turns
-from scraped import LAYERS, Span, drained, fetch, fill, replica, scraped, step
+from measuring import Goal, Section, interval, ratio, ratio_apart, run, timed, turns
+from scraped import LAYERS, Span, drained, fetch, fill, replica, scraped, split, step
 
 import moe_telemetry as mt
 from moe_telemetry import rounds
@@ -76,11 +75,6 @@ def decode(recorder: mt.Recorder, seconds: float) -> list[Span]:
     return found
 
 
-def overlaps(step: Span, scrapes: list[Span]) -> bool:
-    """Whether a scrape was under way during the step."""
-    return any(step[0] < end and step[1] > begin for begin, end in scrapes)
-
-
 def compare_steps(seconds: float, pairs: int, found: Section, every: float = 1.0) -> None:
     """Steps that overlap a scrape against the others, and blocks with a scrape every 5 s against blocks without."""
     recorder = mt.Recorder()
@@ -94,15 +88,14 @@ def compare_steps(seconds: float, pairs: int, found: Section, every: float = 1.0
         if pairs:
             with scraped(str(telemetry.url), SCRAPE_INTERVAL) as (wanted, _):
                 means = [_pair(recorder, wanted, scraped_first=bool(pair % 2)) for pair in range(pairs)]
-    marked = [(end - begin, overlaps((begin, end), seen)) for begin, end in steps]
-    over = interval(marked, _overlapped)
-    count = sum(overlapping for _, overlapping in marked)
-    name = f"{count} of {len(marked)} steps"
+    overlapping, others = split(steps, seen)
+    over = ratio_apart(overlapping, others)
+    name = f"{len(overlapping)} of {len(steps)} steps"
     found.goals.append(Goal.of("median decode step overlapping a scrape / not", name, over, STEP_MOST))
     found.say(
-        f"Decode steps of {statistics.median([took for took, _ in marked]) * 1000:.0f} ms with a scrape every "
-        f"{every:g} s, asked for as Prometheus asks (gzip): those that overlap one ({count}) take\n{over.shown()} "
-        f"of the time of the others ({len(marked) - count})."
+        f"Decode steps of {statistics.median(others) * 1000:.0f} ms with a scrape every {every:g} s, asked for as "
+        f"Prometheus asks: those that overlap one\n({len(overlapping)}) take {over.shown()} of the time of the others "
+        f"({len(others)})."
     )
     if means:
         mean = interval(means, lambda drawn: statistics.median([a / b for a, b in drawn]))
@@ -115,11 +108,6 @@ def compare_steps(seconds: float, pairs: int, found: Section, every: float = 1.0
             f"Blocks of 5 s with one scrape against blocks without: {mean.shown(3)}, the median of {pairs} pairs'\n"
             "ratios of means."
         )
-
-
-def _overlapped(steps: Sequence[tuple[float, bool]]) -> float:
-    clear = [took for took, overlapping in steps if not overlapping]
-    return statistics.median([took for took, overlapping in steps if overlapping]) / statistics.median(clear)
 
 
 def _pair(recorder: mt.Recorder, wanted: Event, scraped_first: bool) -> tuple[float, float]:

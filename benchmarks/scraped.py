@@ -127,6 +127,15 @@ def scraped(url: str, interval: float) -> Iterator[tuple[Event, Any]]:
         process.join()
 
 
+def split(steps: list[Span], scrapes: list[Span]) -> tuple[list[float], list[float]]:
+    """Seconds of the steps that overlap a scrape, and of the others."""
+    found: tuple[list[float], list[float]] = ([], [])
+    for begin, end in steps:
+        overlapping = any(begin < until and end > since for since, until in scrapes)
+        found[0 if overlapping else 1].append(end - begin)
+    return found
+
+
 def drained(spans: Any) -> list[Span]:
     """The spans of the scrapes so far."""
     time.sleep(0.5)

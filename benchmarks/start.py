@@ -4,7 +4,7 @@
 `start()` is timed where the SDK, its exporter and prometheus_client are imported already, as in a server that uses
 OpenTelemetry, and as a program's very first call, which imports them.
 
-    python benchmarks/start.py [--repeats 15]
+    python benchmarks/start.py [--repeats 9]
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _range(times: list[float]) -> str:
 def main() -> int:
     """Measure, print, and fail on a missed goal."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--repeats", type=int, default=9)
     return run(parser, lambda options: section(options.repeats))
 
 

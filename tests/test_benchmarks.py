@@ -1,14 +1,18 @@
 """The benchmarks measure what they say, and the quick ones find a regression."""
 
+import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from moe_telemetry.demo.config import ModelConfig
 from moe_telemetry.hooks import HOOKS
+from moe_telemetry.live import LiveRecorder
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
 
@@ -49,6 +53,67 @@ def test_a_missed_goal_is_told(hooks):
     assert [True, True, False, True] == [not goal.met for goal in hooks.Row(case, beyond).goals()]
     within = {name: [1.0] for name in beyond} | {"sdk": [99.0], "seed": [9.0]}
     assert all(goal.met for goal in hooks.Row(case, within).goals())
+
+
+def test_a_limit_twice_as_loose(benchmarks):
+    """Of a ratio it is the double or the half; of one that is best at 1, twice the distance from it."""
+    from measuring import Goal, Ratio
+
+    found = Ratio(1.0, 0.9, 1.1)
+    loose = [
+        Goal.of("", "", found, 1.5).loose,
+        Goal.of("", "", found, 25.0, least=True).loose,
+        Goal.of("", "", found, 1.01, origin=1.0).loose,
+        Goal.of("", "", found, 0.98, origin=1.0, least=True).loose,
+    ]
+    assert pytest.approx([3.0, 12.5, 1.02, 0.96]) == loose
+
+
+def test_only_a_whole_interval_beyond_is_a_regression(benchmarks):
+    """An interval that reaches into the loose limit is noise, whatever the figure."""
+    from measuring import Goal, Ratio
+
+    assert Goal.of("", "", Ratio(5.0, 3.1, 6.0), 1.5).broken
+    assert not Goal.of("", "", Ratio(5.0, 2.9, 6.0), 1.5).broken
+    assert Goal.of("", "", Ratio(5.0, 4.0, 12.4), 25.0, least=True).broken
+    assert not Goal.of("", "", Ratio(5.0, 4.0, 12.6), 25.0, least=True).broken
+
+
+def test_a_ratio_is_of_medians(benchmarks):
+    """Medians, not means, and the turns drawn again stay within their extremes."""
+    from measuring import ratio
+
+    found = ratio([2.0, 2.0, 2.0, 90.0, 2.2], [1.0, 1.0, 1.0, 1.0, 1.1])
+    assert 2.0 == found.value
+    assert 2.0 <= found.low <= found.value <= found.high <= 90.0
+
+
+@pytest.mark.alone
+def test_quick_benchmarks_find_no_regression():
+    """All ratios are within limits twice as loose as the goals."""
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / "quick.py")], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert 0 == done.returncode, done.stdout + done.stderr
+
+
+def test_a_hook_that_calls_the_sdk_is_found(benchmarks, monkeypatch):
+    """With an SDK instrument in one hook the quick benchmarks fail, and name that hook alone."""
+    import quick
+
+    meter = MeterProvider([InMemoryMetricReader()], shutdown_on_exit=False).get_meter("test")
+    record = meter.create_histogram("moe.prefetch.duration").record
+    hook = LiveRecorder.prefetch
+
+    def slow(self, stage, seconds):
+        hook(self, stage, seconds)
+        record(seconds, {"phase": "decode", "stage": stage})
+
+    monkeypatch.setattr(LiveRecorder, "prefetch", slow)
+    wrong = quick.failed(quick.goals(["hooks"]))
+    assert any(line.startswith("OpenTelemetry SDK / hook, prefetch: ") for line in wrong), wrong
+    assert any(line.startswith("hook / the seed's, prefetch, prefetch: ") for line in wrong), wrong
+    assert {"prefetch"} == {line.rpartition(": ")[0].rpartition(", ")[2] for line in wrong}, wrong
 
 
 def test_the_ways_of_recording_routing_must_agree(benchmarks):
