@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections import deque
 from collections.abc import Iterator
 
 import mlx.core as mx
@@ -57,7 +58,7 @@ def held(root: object) -> list[str]:
             found.append(type(node).__name__)
         elif isinstance(node, dict):
             queue += [*node.keys(), *node.values()]
-        elif isinstance(node, (list, tuple, set, frozenset)):
+        elif isinstance(node, (list, tuple, set, frozenset, deque)):
             queue += node
         elif type(node).__module__.startswith("moe_telemetry"):
             queue += gc.get_referents(node)

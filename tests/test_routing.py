@@ -107,18 +107,37 @@ def test_any_shape_and_integer_type(cap, shape, kind):
     assert [ids.count(expert) for expert in range(EXPERTS)] == cap.store.layers[3].load.tokens
 
 
-def test_layers_of_different_kind_in_one_pass(cap):
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        [([[1, 2]], EXPERTS), ([[1, 2, 3]], EXPERTS), ([[[60, 61]]], 64)],
+        [([[1, 2]], EXPERTS), ([[1, 2, 3]], EXPERTS), ([[1, 2], [5, 5]], EXPERTS)],
+        [([[1, 2]], EXPERTS), ([[14, 15]], EXPERTS), ([[60, 61]], 64)],
+    ],
+)
+@pytest.mark.parametrize("whole", [False, True])
+def test_layers_of_different_kind_in_one_pass(cap, kinds, whole):
     """Other numbers of experts, other top-k and other shapes in the layers of a pass are kept apart."""
-    arrays = [routing_of([[1, 2]]), routing_of([[1, 2, 3]]), routing_of([[[60, 61]]])]
-    for hand_over in (False, True):
-        if hand_over:
-            live.routed_pass(rec, (0, 1, 2), (EXPERTS, EXPERTS, 64), arrays)
-        else:
-            for layer, (array, experts) in enumerate(zip(arrays, (EXPERTS, EXPERTS, 64), strict=True)):
-                rec.routed_array(layer, array, experts)
-        mx.eval(arrays)
-    assert [4, 6, 4] == [cap.total("moe.layer.experts", layer=str(layer)) for layer in range(3)]
+    arrays, experts = [routing_of(ids) for ids, _ in kinds], [number for _, number in kinds]
+    if whole:
+        live.routed_pass(rec, (0, 1, 2), tuple(experts), arrays)
+    else:
+        for layer, array in enumerate(arrays):
+            rec.routed_array(layer, array, experts[layer])
+    mx.eval(arrays)
+    expected = [len(set(array.flatten().tolist())) for array in arrays]
+    assert expected == [cap.total("moe.layer.experts", layer=str(layer)) for layer in range(3)]
     assert {} == lost(cap)
+
+
+def test_other_experts_in_the_same_layers(cap):
+    """As when another model is loaded: ids that the first one did not have are known, and its own are no longer."""
+    for experts, last in ((8, 7), (16, 15), (8, 15), (8, 7)):
+        arrays = [routing_of([[1, last]]) for _ in range(2)]
+        live.routed_pass(rec, (0, 1), (experts, experts), arrays)
+        mx.eval(arrays)
+    assert 2 * 3 == cap.total("moe.layer.calls")
+    assert {"out_of_range": 2} == lost(cap)
 
 
 def test_layers_of_different_type_in_one_pass(cap):
@@ -231,10 +250,11 @@ def labels_of(cap):
     return [labels for name, labels in cap.series() if name == "gen_ai.server.request.duration"]
 
 
-def test_a_long_prefill_is_counted_early(cap):
-    """Many ids are not kept for sixteen passes."""
-    passes(1, ids=[[1, 2]] * (routing.MAX_IDS // 2))
-    passes(1)
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_long_prefill_is_counted_early(cap, whole):
+    """Many ids, of all layers, are not kept for sixteen passes."""
+    passes(1, ids=[[1, 2]] * (routing.MAX_IDS // 4), whole=whole)
+    passes(1, whole=whole)
     router = cap.store.routers[threading.get_ident()]
     assert 1 == len(router._batches)
     assert 4 == router._ids
@@ -295,16 +315,28 @@ def test_a_pass_handed_over_whole_may_be_dead(cap):
     live.routed_pass(rec, (0,), (EXPERTS,), [lazies.unevaluated()])
     live.routed_pass(rec, (0,), (EXPERTS,), [array := routing_of([[1, 2]])])
     mx.eval(array)
+    live.routed_pass(rec, (0, 1), (EXPERTS, EXPERTS), [lazies.unevaluated(), lazies.unevaluated(1)])
     assert 1 == cap.total("moe.layer.calls")
     assert {} == lost(cap)
 
 
-def grow(number):
+def test_what_is_outstanding_is_counted_behind_passes_that_are_dead(cap):
+    """However many: with a request each is looked at."""
+    passes(3, evaluate=False)
+    passes(1)
+    assert 2 == cap.total("moe.layer.calls")
+    assert {"unevaluated": 6} == lost(cap)
+
+
+def grow(number, whole):
     """So many passes of a call, each behind the one before, of which nothing is evaluated."""
     array = routing_of([[1, 2]])
     for _ in range(number):
         array = array + 0
-        rec.routed_array(0, array, EXPERTS)
+        if whole:
+            live.routed_pass(rec, (0,), (EXPERTS,), [array])
+        else:
+            rec.routed_array(0, array, EXPERTS)
 
 
 def test_passes_that_are_evaluated_together_are_counted(cap):
@@ -365,14 +397,15 @@ def test_what_is_never_evaluated_is_given_up(cap, monkeypatch):
     assert 2 * BEHIND == cap.total("moe.layer.calls")
 
 
-def test_a_graph_that_only_grows_is_not_walked_for_ever(cap, monkeypatch):
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_graph_that_only_grows_is_not_walked_for_ever(cap, monkeypatch, whole):
     """Passes of which nobody evaluates any are refused until the next request, and so is what they hold."""
     monkeypatch.setattr(pending, "MAX_GRAPH", 400)
     monkeypatch.setattr(pending, "MAX_PENDING", 3)
     walked = []
     original = pending._graph
     monkeypatch.setattr(pending, "_graph", lambda array: walked.append(original(array)) or walked[-1])
-    grow(50)
+    grow(50, whole)
     router = cap.store.routers[threading.get_ident()]
     assert lost(cap)["unevaluated"] > 40
     assert lazies.held(router).count("array") < 4
@@ -556,6 +589,28 @@ def test_what_is_no_routing_spoils_its_pass_only(cap):
         passes(1, whole=True)
     assert 2 * 2 * 4 == cap.total("moe.layer.calls")
     assert 0 < sum(lost(cap).values())
+
+
+def test_ids_without_end_in_a_whole_pass(cap):
+    """To count them would take memory that the model needs."""
+    endless, _ = WRONG["ids without end"]
+    mx.eval(endless[0])
+    passes(1, whole=True)
+    live.routed_pass(rec, (0, 1), (EXPERTS, EXPERTS), [endless[0]] * 2)
+    assert 2 == cap.total("moe.layer.calls")
+    assert {"too_many": 1} == lost(cap)
+
+
+def test_a_count_in_the_middle_of_a_pass(cap):
+    """What is handed in behind it is counted once."""
+    array = routing_of([[1, 2]])
+    mx.eval(array)
+    for layer in range(3):
+        rec.routed_array(layer, array, EXPERTS)
+        assert layer + 1 == cap.total("moe.layer.calls")
+    cap.store.drain()
+    assert 3 == cap.total("moe.layer.calls")
+    assert 0 == len(routing._NOTHING)
 
 
 def test_off_it_does_nothing():

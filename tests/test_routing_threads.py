@@ -67,6 +67,7 @@ def test_behind_the_end_nothing_is_taken(cap, whole):
     passes(2, whole=whole)
     in_thread(lambda: passes(2, whole=whole))
     cap.store.drain()
+    passes(2, whole=whole)
     cap.store.end()
     assert 4 == calls(cap)
     assert {} == lost(cap)
@@ -75,10 +76,11 @@ def test_behind_the_end_nothing_is_taken(cap, whole):
 @pytest.mark.parametrize("whole", [False, True])
 def test_the_end_counts_what_another_thread_left(cap, whole):
     """But for the pass that may be in progress, a loss unless it was handed over whole; then it takes no more."""
-    with Model(lambda: passes(12, whole=whole), lambda: passes(1, whole=whole)):
+    with Model(lambda: passes(12, whole=whole), lambda: passes(2 * BEHIND, whole=whole)):
         cap.store.end()
         assert 22 == calls(cap)
         assert {0: [0, 11, 11] + [0] * 13, 1: [0, 11, 11] + [0] * 13} == tokens(cap)
+    cap.store.end()  # the thread has ended meanwhile
     assert 22 == calls(cap)
     assert ({} if whole else {"unevaluated": 2}) == lost(cap)
 
@@ -356,21 +358,24 @@ def test_the_right_side_of_an_increment_holds_no_call(module):
 def test_where_hooks_hold_a_lock_counting_does_too(monkeypatch):
     """A snapshot and a stop count outside of a hook, in the middle of another thread's where no lock is held."""
     held = []
-    original = reduction.Batch.count
 
-    def count(batch, of):
-        found = []
-        in_thread(lambda: found.append(recording.hook_lock().acquire(blocking=False)))
-        held.append(found == [False])
-        original(batch, of)
+    def noted(original):
+        def count(self, of):
+            found = []
+            in_thread(lambda: found.append(recording.hook_lock().acquire(blocking=False)))
+            held.append(found == [False])
+            original(self, of)
 
-    monkeypatch.setattr(reduction.Batch, "count", count)
+        return count
+
+    monkeypatch.setattr(reduction.Batch, "count", noted(reduction.Batch.count))
+    monkeypatch.setattr(loads.LoadSum, "count_in", noted(loads.LoadSum.count_in))
     with capture(locked=True) as cap:
         passes(2)
         cap.series()
-        passes(2)
+        passes(2, ids=[[1, 2]] * 40)
         cap.store.end()
-    assert [True, True] == held
+    assert [True, True, True] == held  # two batches, and the sums that a long pass leaves
     assert 8 == calls(cap)
 
 
@@ -418,6 +423,29 @@ def test_an_end_that_comes_between(cap, monkeypatch, whole):
     cap.store.drain()
     assert 2 * routing.FORWARDS == calls(cap)  # those that it had in its hands
     assert {"unevaluated": 2 * routing.BATCHES_BEHIND * routing.FORWARDS} == lost(cap)
+    assert [] == lazies.held(cap.store.routers[threading.get_ident()])
+
+
+def test_an_end_in_the_middle_of_a_call_tells_of_all_that_waits(cap, monkeypatch):
+    """Passes that are complete, one that nobody has evaluated, and the one in progress: a loss each, and no call."""
+    passes(3)
+    passes(1, evaluate=False)
+    done = routing_of([[1, 2]])
+    mx.eval(done)
+    rec.routed_array(0, done, EXPERTS)
+    original = store.Store.layer_cells
+
+    def interrupted(of, *args):
+        of.end()
+        return original(of, *args)
+
+    monkeypatch.setattr(store.Store, "layer_cells", interrupted)
+    rec.routed_array(2, done, EXPERTS)
+    monkeypatch.undo()
+    rec.routed_array(3, done, EXPERTS)
+    cap.store.drain()
+    assert 0 == calls(cap)
+    assert {"unevaluated": 2 * 3 + 2 + 1} == lost(cap)
     assert [] == lazies.held(cap.store.routers[threading.get_ident()])
 
 
