@@ -14,6 +14,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import astuple
 from functools import partial
 from time import thread_time
 from timeit import Timer
@@ -159,10 +160,10 @@ def _of_all_layers(rows: dict[str, Row]) -> Iterator[Goal]:
     for name, row in rows.items():
         followed = rows.get(name + FOLLOWED)
         if followed is not None and row.case.most is not None and "seed" in row.times:
-            drift = row.medians["seed"] / followed.medians["seed"]  # the rows are measured one behind the other
-            pairs = zip(row.times["on"], followed.times["on"], strict=True)
-            mean = [((LAYER_SHARE - 1) * plain + drift * other) / LAYER_SHARE for plain, other in pairs]
-            of_seed = ratio(mean, row.times["seed"])
+            both = ratio(row.times["on"], row.times["seed"]), ratio(followed.times["on"], followed.times["seed"])
+            plain, other = (astuple(each) for each in both)
+            mean = [((LAYER_SHARE - 1) * one + two) / LAYER_SHARE for one, two in zip(plain, other, strict=True)]
+            of_seed = Ratio(*mean)
             yield Goal.of(f"hook / the seed's, {name}, all layers", name, of_seed, row.case.most)
 
 
