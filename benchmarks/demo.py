@@ -17,10 +17,10 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 
-from measuring import Goal, Ratio, Section, interval, ratio_apart, run
+from measuring import Goal, Ratio, Section, interval, ratio, ratio_apart, run
 from scraped import Span, drained, scraped, split
 from top import BEHIND, EVERY, slowed
 
@@ -61,7 +61,9 @@ class Turns:
         self._steps: list[Step] = []
         self._cold = COLD
         self._turn = 0
+        self._cpu = 0.0
         self.found: dict[bool, list[float]] = {True: [], False: []}
+        self.cpu: dict[bool, list[float]] = {True: [], False: []}
 
     @property
     def _on(self) -> bool:
@@ -71,25 +73,33 @@ class Turns:
         """One decode step."""
         if self._cold:
             self._cold -= 1
+            self._cpu = time.thread_time()
             return
         self._steps.append(step)
         if len(self._steps) == TURN:
-            self.found[self._on].append(sum(s.seconds for s in self._steps) / sum(s.tokens for s in self._steps))
+            tokens = sum(s.tokens for s in self._steps)
+            self.found[self._on].append(sum(s.seconds for s in self._steps) / tokens)
+            self.cpu[self._on].append((time.thread_time() - self._cpu) / tokens)
             self._steps.clear()
             self._turn += 1
             if self._on:
                 recording.attach(recorder, self._store)
             else:
                 recording.detach(recorder)
+            self._cpu = time.thread_time()
 
     def speed(self) -> Ratio:
-        """Tokens a second, on over off: median over median."""
-        pairs = list(zip(self.found[True], self.found[False], strict=False))
-        return interval(pairs, _faster)
+        """Tokens a second of forward time, on over off: median over median."""
+        return _faster(self.found)
+
+    def speed_by_cpu(self) -> Ratio:
+        """The same by the decode thread's CPU time, prefill between the turns' steps included."""
+        return _faster(self.cpu)
 
 
-def _faster(pairs: Sequence[tuple[float, float]]) -> float:
-    return statistics.median([off for _, off in pairs]) / statistics.median([on for on, _ in pairs])
+def _faster(found: dict[bool, list[float]]) -> Ratio:
+    number = min(map(len, found.values()))
+    return ratio(found[False][:number], found[True][:number])
 
 
 def section(
@@ -121,6 +131,7 @@ def section(
     rows = [
         ("tokens a second of forward time, on / off", speed.shown(3), f"{count} turns each, {token:.1f} ms a token")
     ]
+    rows.append(("the same by the CPU time of the decode thread", turns.speed_by_cpu().shown(3), "the same turns"))
     if scraping:
         overlapping, others = split(steps, scrapes)
         over = ratio_apart(overlapping, others)
