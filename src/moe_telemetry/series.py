@@ -73,6 +73,7 @@ def read(store: Store, layers: bool = True) -> list[Family]:
     passes = list(store.rows.values())
     rows = [*passes, *store.guest_rows]
     _read_layers(store, rows, put)
+    time.sleep(0)
     of_known_length = [row for row in rows if row.seq]
     put(c.PREDICTOR_CANDIDATES, _candidates(passes))
     put(c.UNION, _unions_by_seq(of_known_length))
@@ -137,6 +138,7 @@ def _read_layers(store: Store, rows: list[SeqCells], put: _Put) -> None:
     largest: dict[LabelValues, Value] = {}
     prefetch_hits: dict[LabelValues, Value] = {}
     for phase in c.PHASES:
+        time.sleep(0)  # hands the interpreter lock over, as rendering does
         of_phase = [row.layers for row in rows if row.phase.name == phase]
         hits = 0
         for layer in layers:
