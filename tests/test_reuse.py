@@ -362,6 +362,28 @@ def test_ids_of_other_kinds_are_the_numbers_that_they_equal() -> None:
         assert 4 == cap.value("moe.pool.simulated.lookups", phase="decode")
 
 
+class Odd(int):
+    """An id that cannot be compared."""
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("no")
+
+    def __hash__(self) -> int:
+        return 3
+
+
+def test_an_id_that_raises_loses_the_curve_and_not_the_record() -> None:
+    """Of its layer; the call itself counts."""
+    with capture(pool_curve="all") as cap:
+        rec.routed(0, {3})
+        rec.routed(0, {Odd(3)})
+        rec.routed(0, {3})
+        assert 3 == cap.total("moe.layer.calls", layer="0")
+        assert {} == {reason: count for reason, count in cap.store.lost.items() if count}
+        assert [2] == [stack.left_out for _, stack in cap.store.curves.followed()]
+        assert 1 == cap.total("moe.pool.simulated.lookups")
+
+
 # -- a real run ------------------------------------------------------------------------------------------------------
 
 MODEL = ModelConfig(layers=4, experts=64, width=64, hidden=64)

@@ -19,7 +19,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Collection, Iterator, Set
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from numbers import Integral
@@ -61,12 +60,15 @@ class Feed:
 
     def hand_over(self, experts: Set[int]) -> None:
         """Take a call's experts, as they are now: the set may be changed by its owner later."""
-        if not experts <= self.known and not self.stack.meet(self, experts):
-            return
-        waiting = self.waiting
-        waiting.append([self, *experts])
-        if len(waiting) > MAX_WAITING or len(experts) > LARGE:
-            self.stack.curves.make_room(len(experts))
+        try:
+            if not experts <= self.known and not self.stack.meet(experts):
+                return
+            waiting = self.waiting
+            waiting.append([self, *experts])
+            if len(waiting) > MAX_WAITING or len(experts) > LARGE:
+                self.stack.curves.make_room(len(experts))
+        except Exception:  # of an id that compares as it likes; what else the call says counts nevertheless
+            self.stack.leave_out()
 
 
 class LayerStack:
@@ -85,18 +87,21 @@ class LayerStack:
         self._order = ""
         self._signs: dict[int, str] = {}
 
-    def meet(self, feed: Feed, experts: Collection[int]) -> bool:
+    def meet(self, experts: Collection[int]) -> bool:
         """Take note of experts that are new; False where the call is left out, and so are all behind it."""
-        if not self.left_out:
-            with suppress(Exception):  # what is no number, or a lazy one, is not kept
-                if all(isinstance(expert, Integral) for expert in experts):
-                    feed.known.update(map(int, experts))
-                    if len(feed.known) <= MAX_EXPERTS:
-                        return True
-            for each in self.feeds.values():
-                each.known = set()  # each call comes here from now on
-        self.left_out += 1
+        if not self.left_out and all(isinstance(expert, Integral) for expert in experts):  # a lazy one is none
+            known = self.feeds[catalog.PHASES[0]].known
+            known.update(map(int, experts))
+            if len(known) <= MAX_EXPERTS:
+                return True
+        self.leave_out()
         return False
+
+    def leave_out(self) -> None:
+        """Take no call any more, this one included."""
+        self.left_out += 1
+        for feed in self.feeds.values():
+            feed.known = set()  # each call meets something new from now on
 
     def take(self, feed: Feed, experts: Collection[int]) -> None:
         """Look a call's experts up, then touch them."""

@@ -263,6 +263,7 @@ def _read_curves(store: Store, put: _Put) -> None:
     lookups: dict[LabelValues, Value] = {}
     hits: dict[LabelValues, Value] = {}
     for phase in c.PHASES:
+        time.sleep(0)  # to others
         curves = [curve_of(stack.feeds[phase]) for _, stack in store.curves.followed()]
         lookups[(phase,)] = sum([curve.lookups for curve in curves])
         for slots in c.POOL_SIZES:
