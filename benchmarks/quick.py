@@ -38,7 +38,7 @@ CHECKS: dict[str, Callable[[], Section]] = {
     "layer": lambda: layer.section(30, 0, absolute=False),
     "decode": decode,
     "scrape": lambda: scrape.section(8, 6.0, 0, (48,)),
-    "start": lambda: start.section(3),
+    "start": lambda: start.section(3, start.NEEDED),
 }
 
 
@@ -69,7 +69,8 @@ def main() -> int:
     shown.say(f"in {time.perf_counter() - begin:.0f} s")
     print(shown.markdown())
     wrong = failed(found)
-    print(*(f"failed: {line}" for line in wrong), sep="\n", file=sys.stderr)
+    for line in wrong:
+        print(f"failed: {line}", file=sys.stderr)
     return 1 if wrong else 0
 
 
