@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 from routed import BEHIND, EXPERTS, calls, cap, lost, passes, routing_of, tokens, way
 
-from moe_telemetry import counting, live, pending, routing
+from moe_telemetry import counting, live, pending, reduction, routing
 from moe_telemetry import recorder as rec
 from moe_telemetry.cells import LOAD_CALLS, LOAD_WINDOW, ExpertLoad
 from moe_telemetry.testing import capture
@@ -140,17 +140,26 @@ def test_other_experts_in_the_same_layers(cap):
     assert {"out_of_range": 2} == lost(cap)
 
 
-def test_layers_of_different_type_in_one_pass(cap):
+def test_layers_of_different_type_in_one_pass(cap, monkeypatch):
     """Whatever integers the routers of the layers give."""
     kinds = (mx.uint8, mx.int64, mx.uint32, mx.int16, mx.uint64)
     arrays = [mx.array([[1, 2, 14]]).astype(kind) for kind in kinds]
     mx.eval(arrays)
-    for _ in range(3):
+    original, counted = counting.token_counts, []
+
+    def noted(indices, experts):
+        counted.append(len({array.dtype for array in indices}))
+        return original(indices, experts)
+
+    monkeypatch.setattr(counting, "token_counts", noted)
+    for number in range(3):
         live.routed_pass(rec, tuple(range(5)), (EXPERTS,) * 5, arrays)
+        live.routed_pass(rec, tuple(range(5)), (EXPERTS,) * 5, [arrays[number]] * 5)
         for layer, array in enumerate(arrays):
             rec.routed_array(layer, array, EXPERTS)
-    assert 30 * 3 == cap.total("moe.layer.experts")
-    assert {layer: [0, 6, 6, *[0] * 11, 6, 0] for layer in range(5)} == tokens(cap)
+    assert 45 * 3 == cap.total("moe.layer.experts")
+    assert {layer: [0, 9, 9, *[0] * 11, 9, 0] for layer in range(5)} == tokens(cap)
+    assert {1} >= set(counted)  # the kernel reads all of one launch alike
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -163,12 +172,47 @@ def test_a_union_is_held_against_the_pool_of_its_time(cap, whole):
 
 
 @pytest.mark.parametrize("whole", [False, True])
+def test_each_layer_is_held_against_its_own_pool(cap, whole):
+    """Call by call, and a union that just fits is none too many."""
+    for layer, capacity in enumerate((1, 2, 3)):
+        rec.pool(layer, capacity)
+    passes(5, layers=3, whole=whole)
+    assert [5, 0, 0] == [cap.total("moe.layer.overflows", layer=str(layer)) for layer in range(3)]
+
+
+def test_layers_in_another_order(cap):
+    """Each has its own tokens, those that come twice in a row of a call included."""
+    arrays = [routing_of([[1, 2], [1, 3]]), routing_of([[4, 5], [4, 6]]), routing_of([[7, 8], [7, 9]])]
+    mx.eval(arrays)
+    for _ in range(2):
+        live.routed_pass(rec, (2, 0, 1), (EXPERTS,) * 3, arrays)
+    live.routed_pass(rec, (2, 0, 1), (EXPERTS,) * 3, [array[:1] for array in arrays])
+    mx.eval(cap.store.routers[threading.get_ident()]._forward.indices)
+    assert 3 * 3 == cap.total("moe.layer.calls")
+    assert 3 * (2 * 3 + 2) == cap.total("moe.layer.experts")
+    assert [(1, [5, 3, 2]), (4, [5, 3, 2]), (7, [5, 3, 2])] == [
+        (first, tokens(cap)[layer][first : first + 3]) for first, layer in ((1, 2), (4, 0), (7, 1))
+    ]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_peak_is_that_of_the_last_passes(cap, whole):
+    """An old skew goes with its pieces, though some batches are read together."""
+    passes(5 * LOAD_CALLS, layers=1, ids=[[0, 1]], whole=whole)
+    passes(LOAD_WINDOW + LOAD_CALLS, layers=1, ids=[list(range(EXPERTS))], whole=whole)
+    cap.series()
+    assert 1.0 == cap.store.layers[0].load_peak
+
+
+@pytest.mark.parametrize("whole", [False, True])
 def test_layers_over_the_budget_are_folded(cap, whole):
     """Each call of theirs, as with `routed`."""
     passes(3, layers=260, whole=whole)
     assert 3 * 4 == cap.total("moe.telemetry.overflow")
     assert 3 * 4 == cap.total("moe.layer.calls", layer="other")
     assert 3 * 260 == cap.total("moe.layer.calls")
+    assert {layer: [0, 3, 3, *[0] * 13] for layer in range(256)} == tokens(cap)
+    assert {} == lost(cap)
 
 
 def test_models_that_take_turns(cap):
@@ -286,16 +330,22 @@ def test_what_the_model_never_evaluates_stays_so(cap):
     assert 0 == calls(cap)
 
 
-def test_dead_routers_behind_a_prefill_chunk_are_left_out(cap):
-    """The last layers' routing that the model does not need is no call, and no loss."""
-    for _ in range(2):
-        live_ones = [routing_of([[1, 2]]) for _ in range(2)]
-        for layer, array in enumerate([*live_ones, lazies.unevaluated()]):
-            rec.routed_array(layer, array, EXPERTS)
-        mx.eval(live_ones)
+@pytest.mark.parametrize("whole", [False, True])
+def test_dead_routers_behind_a_prefill_chunk_are_left_out(cap, whole):
+    """The last layers' routing that the model does not need is no call, and no loss; where it is needed, it is one."""
+    for number in range(5):
+        made = [routing_of([[1, 2]]) for _ in range(2)]
+        arrays = [*made, mx.ones((1, 2), dtype=mx.uint32) + 1]
+        if whole:
+            live.routed_pass(rec, (0, 1, 2), (EXPERTS,) * 3, arrays)
+        else:
+            for layer, array in enumerate(arrays):
+                rec.routed_array(layer, array, EXPERTS)
+        mx.eval(arrays if number == 2 else made)
     before = lazies.memory()
-    assert {"0": 2, "1": 2, "2": 0} == {layer: cap.total("moe.layer.calls", layer=layer) for layer in ("0", "1", "2")}
+    assert [5, 5, 1] == [cap.total("moe.layer.calls", layer=str(layer)) for layer in range(3)]
     assert lazies.memory() <= before
+    assert {0: [0, 5, 5], 1: [0, 5, 5], 2: [0, 0, 2]} == {layer: found[:3] for layer, found in tokens(cap).items()}
     assert {} == lost(cap)
 
 
@@ -318,6 +368,30 @@ def test_a_pass_handed_over_whole_may_be_dead(cap):
     live.routed_pass(rec, (0, 1), (EXPERTS, EXPERTS), [lazies.unevaluated(), lazies.unevaluated(1)])
     assert 1 == cap.total("moe.layer.calls")
     assert {} == lost(cap)
+
+
+def test_what_is_dead_is_a_loss_once_something_behind_it_is_not(cap):
+    """Nobody will evaluate it any more, and it is not kept."""
+    passes(1, evaluate=False)
+    passes(5)
+    assert {"unevaluated": 2} == lost(cap)
+    assert 0 == len(cap.store.routers[threading.get_ident()]._pending)
+
+
+def test_an_error_in_a_walk_is_the_loss_of_a_pass(cap, monkeypatch):
+    """Of all its calls."""
+    original, errors = pending._graph, [RuntimeError("no memory")]
+
+    def failing(array):
+        if errors:
+            raise errors.pop()
+        return original(array)
+
+    passes(1)
+    monkeypatch.setattr(pending, "_graph", failing)
+    passes(2)
+    assert 2 * 2 == cap.total("moe.layer.calls")
+    assert {"error": 2} == lost(cap)
 
 
 def test_what_is_outstanding_is_counted_behind_passes_that_are_dead(cap):
@@ -476,6 +550,23 @@ def test_nothing_is_held_when_all_is_counted(cap):
     assert before == lazies.memory()
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_large_routing_is_handed_to_the_device(cap, whole):
+    """It is not kept until its figures are read, nor read by the host, as that of a few tokens is where it can be."""
+    router = routing.router_of(cap.store)
+    before = lazies.memory()
+    passes(3, layers=1, ids=[[1, 2]] * routing.MAX_IDS, whole=whole)
+    assert lazies.memory() - before < 2 * (2 * 4 * routing.MAX_IDS)
+    cap.store.drain()
+    found = []
+    for number in (reduction.HOST_IDS // 2, reduction.HOST_IDS // 2 + 1):
+        passes(routing.FORWARDS, layers=1, ids=[[1, 2]] * number, whole=whole)
+        passes(1, layers=1, whole=whole)
+        found.append([type(part).__name__.strip("_")[:4] for part in router._batches[-1]._parts])
+        cap.store.drain()
+    assert [["Devi" if counting.on_cuda() else "Host"], ["Devi"]] == found
+
+
 def test_at_most_three_batches_are_held(cap):
     """However long it goes on without a request."""
     most = []
@@ -488,11 +579,11 @@ def test_at_most_three_batches_are_held(cap):
 # -- what is wrong ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bad", [-1, EXPERTS, 1000])
+@pytest.mark.parametrize("bad", [-1, EXPERTS, 1000, -256, -(1 << 16), (1 << 32) + 1, (1 << 63) - 1])
 def test_an_id_that_is_none_spoils_its_call_only(cap, bad):
     """The record is dropped whole, and memory beyond the counts is left alone."""
     good = mx.array([[1, 2]])
-    wrong = mx.array([[1, bad]])
+    wrong = mx.array([[1, bad]], dtype=mx.int32 if abs(bad) < 1 << 31 else mx.int64)
     mx.eval(good, wrong)
     for _ in range(2):
         rec.routed_array(0, good, EXPERTS)
