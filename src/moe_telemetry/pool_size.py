@@ -70,7 +70,7 @@ def pool_size(snapshot: Snapshot, totals: Totals) -> Found | None:
 
 
 def _curve(found: Found) -> Curve:
-    return Curve(int(found["lookups"]), tuple(accumulate(map(int, found["distances"]))))
+    return Curve(int(found["lookups"]), tuple(map(int, found["distances"])))
 
 
 def _by_layer(snapshot: Snapshot, metric: str, **labels: str) -> dict[str, int]:
@@ -88,10 +88,10 @@ def _phase(
 ) -> Found:
     of = {layer: by_phase[phase] for layer, by_phase in curves.items() if phase in by_phase}
     whole = summed(of.values())
-    experts = len(whole.hits)
+    experts = len(whole.distances)
     sizes = [size for size in c.POOL_SIZES if size < experts]
     sizes += [size for size in c.POOL_SIZES if size >= experts][:1]
-    top = whole.at(experts)
+    hits = list(accumulate(whole.distances))
     actual = _actual(snapshot, phase, of)
     simulated = None
     if capacities and whole.lookups:
@@ -102,7 +102,9 @@ def _phase(
         "lookups": whole.lookups,
         "hit_rates": {str(size): whole.at(size) / whole.lookups for size in sizes},
         "errors": {str(size): error for size in sizes if (error := _error(of, size, seen)) is not None},
-        "knee": max(range(1, experts + 1), key=lambda slots: whole.at(slots) - top * slots / experts, default=None),
+        "knee": max(
+            range(1, experts + 1), key=lambda slots: hits[slots - 1] - hits[-1] * slots / experts, default=None
+        ),
         "actual": actual,
         "simulated": None if actual is None else simulated,
         "gain": None if actual is None or simulated is None else actual - simulated,

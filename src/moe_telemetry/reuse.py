@@ -20,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterator, Set
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import zip_longest
 from numbers import Integral
 from typing import Any
 
@@ -136,15 +136,14 @@ class LayerStack:
 
 @dataclass(frozen=True)
 class Curve:
-    """Lookups of a phase, and how many of them pools of 1, 2, 3 … slots would have hit; larger ones hit as many as
-    the last."""
+    """Lookups of a phase, and `distances`: the first n of them sum to the hits of a pool of n slots."""
 
     lookups: int
-    hits: tuple[int, ...]
+    distances: tuple[int, ...]
 
     def at(self, slots: int) -> int:
         """Hits of a pool of so many slots."""
-        return self.hits[min(slots, len(self.hits)) - 1] if slots > 0 and self.hits else 0
+        return sum(self.distances[:slots])
 
 
 class PoolCurves:
@@ -239,13 +238,11 @@ class PoolCurves:
 
 def curve_of(feed: Feed) -> Curve:
     """A feed's counts as they are now."""
-    distances = feed.distances.copy()
-    hits = tuple(accumulate(distances))
-    return Curve(feed.first + (hits[-1] if hits else 0), hits)
+    distances = tuple(feed.distances)
+    return Curve(feed.first + sum(distances), distances)
 
 
 def summed(curves: Collection[Curve]) -> Curve:
     """Of layers that all have pools of the same size."""
-    most = max((len(curve.hits) for curve in curves), default=0)
-    hits = tuple(sum([curve.at(slots) for curve in curves]) for slots in range(1, most + 1))
-    return Curve(sum(curve.lookups for curve in curves), hits)
+    distances = tuple(map(sum, zip_longest(*(curve.distances for curve in curves), fillvalue=0)))
+    return Curve(sum(curve.lookups for curve in curves), distances)

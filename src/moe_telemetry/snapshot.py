@@ -7,7 +7,6 @@ import os
 import secrets
 import time
 from datetime import datetime, timezone
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -101,23 +100,24 @@ def _pool_curve(curves: PoolCurves) -> dict[str, Any] | None:
         return None
     curves.collect()
     layers: dict[str, dict[str, Any]] = {}
-    overall = {phase: Curve(0, ()) for phase in PHASES}
+    of_phases: dict[str, list[Curve]] = {phase: [] for phase in PHASES}
     for index, stack in curves.followed():
         time.sleep(0)
-        found = {phase: curve_of(feed) for phase, feed in stack.feeds.items()}
-        layers[str(index)] = {phase: _curve(curve) for phase, curve in found.items() if curve.lookups}
-        overall = {phase: summed((curve, found[phase])) for phase, curve in overall.items()}
+        found = {phase: curve for phase, feed in stack.feeds.items() if (curve := curve_of(feed)).lookups}
+        layers[str(index)] = {phase: _curve(curve) for phase, curve in found.items()}
+        for phase, curve in found.items():
+            of_phases[phase].append(curve)
     return {
         "seen": curves.seen,
         "layers": layers,
-        "overall": {phase: _curve(curve) for phase, curve in overall.items() if curve.lookups},
+        "overall": {phase: _curve(summed(of_phase)) for phase, of_phase in of_phases.items() if of_phase},
         "left_out": {str(index): stack.left_out for index, stack in curves.followed() if stack.left_out},
         "lost": curves.lost,
     }
 
 
 def _curve(curve: Curve) -> dict[str, Any]:
-    return {"lookups": curve.lookups, "distances": [now - before for before, now in pairwise((0, *curve.hits))]}
+    return {"lookups": curve.lookups, "distances": list(curve.distances)}
 
 
 def _family(family: Family) -> dict[str, Any]:
