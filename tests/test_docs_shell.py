@@ -18,7 +18,7 @@ from conftest import free_port
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 MARK = re.compile(
-    r"(?:<!-- not run(?: in the tests)?: (?P<reason>[^>]+) -->\n)?```(?P<kind>\w+)\n(?P<text>.*?)```", re.DOTALL
+    r"(?:<!-- not run(?: in the tests)?: (?P<reason>[^>]+) -->\n)?```(?P<kind>\w*)\n(?P<text>.*?)```", re.DOTALL
 )
 TINY = "TINY_MODEL"
 ADAPTED = (
@@ -151,11 +151,18 @@ def test_a_configuration_is_read(block: Block, tmp_path: Path) -> None:
         assert 0 == done.returncode, done.stderr
 
 
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.kind == "promql"], ids=lambda block: block.name)
+def test_a_query_parses(block: Block) -> None:
+    """A query that somebody copies is one."""
+    promql = pytest.importorskip("promql_parser")
+    assert promql.parse(block.text)
+
+
 def test_what_is_not_run_is_listed() -> None:
     """A block is left out for a reason that stands in NOT_RUN, and text blocks hide no commands."""
     reasons = [block.reason for block in BLOCKS if block.reason is not None]
     assert {reason: reasons.count(reason) for reason in reasons} == NOT_RUN
-    assert {"sh", "yaml", "python", "text", "mermaid"} >= {block.kind for block in BLOCKS}
+    assert {"sh", "yaml", "python", "promql", "text", "", "mermaid"} >= {block.kind for block in BLOCKS}
 
 
 def test_every_fence_is_seen() -> None:
