@@ -413,6 +413,30 @@ def demo(tmp_path: Path, slots: int, **chosen: bool) -> tuple[dict[str, float], 
         )
 
 
+def test_hits_on_the_demos_routing_equal_a_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At every size, by layer and phase, to the integer, with speculation's passes among decode's."""
+    calls: list[Call] = []
+    hand_over = reuse.Feed.hand_over
+
+    def noted(feed: reuse.Feed, experts: set[int]) -> None:
+        stacks = [stack for _, stack in feed.stack.curves.followed()]
+        (phase,) = (name for name, each in feed.stack.feeds.items() if each is feed)
+        calls.append((stacks.index(feed.stack), phase, frozenset(experts)))
+        hand_over(feed, experts)
+
+    monkeypatch.setattr(reuse.Feed, "hand_over", noted)
+    _, curves, _ = demo(tmp_path, 16, prefetch=False, lru=True)
+    monkeypatch.undo()
+    assert {"prefill", "decode"} == {phase for _, phase, _ in calls}
+    assert [] == differences(calls, every_size(calls))
+    layers = range(MODEL.layers)
+    for slots in (1, *SLOTS):
+        hits = [replay([call[1:] for call in calls if call[0] == layer], slots) for layer in layers]
+        assert [sum(each[phase] for each in hits) for phase in c.PHASES] == [
+            curves[phase].at(slots) for phase in c.PHASES
+        ]
+
+
 def test_each_size_of_the_demos_pool_predicts_the_others(tmp_path: Path) -> None:
     """Without prefetch, and LRU: the curve of a run at one size has the measured hit rates of all of them, within a
     percentage point, in decode and in prefill; with prefetch the gap is what it earns, and told."""
