@@ -169,6 +169,27 @@ def test_two_generations_in_turn(model: Any, captured: Capture) -> None:
     assert counts == durations(captured)
 
 
+def test_a_generation_within_another(model: Any, captured: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupt before it is entered leaves the outer one's passes to that."""
+    plain = [token for token, _ in steps(model)]
+    once = durations(captured)
+    enter, interrupted = Generation.enter, []
+
+    def interrupt(self: Generation) -> None:
+        raise KeyboardInterrupt
+
+    def progress(*_: int) -> None:
+        if not interrupted:
+            interrupted.append(True)
+            monkeypatch.setattr(Generation, "enter", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                next(steps(model))
+            monkeypatch.setattr(Generation, "enter", enter)
+
+    assert plain == [token for token, _ in steps(model, prompt_progress_callback=progress)]
+    assert {key: 2 * count for key, count in once.items()} == durations(captured)
+
+
 # -- speculation --------------------------------------------------------------------------------------------------
 
 

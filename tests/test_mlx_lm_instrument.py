@@ -15,6 +15,8 @@ import time
 import tracemalloc
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,7 +35,7 @@ from mlx_lm_tiny import EXPERTS, PROMPT, Witness, durations, generate, lost, rou
 
 import moe_telemetry as mt
 from moe_telemetry.integrations import mlx_lm as integration
-from moe_telemetry.integrations.mlx_lm.binding import _layers
+from moe_telemetry.integrations.mlx_lm.binding import Binding, Place, _layers
 from moe_telemetry.settings import ConfigurationError
 from moe_telemetry.testing import Capture, capture
 
@@ -320,6 +322,67 @@ def test_an_interrupt_in_ours(recorder: mt.Recorder, monkeypatch: Any, where: st
         assert alive() is None
 
 
+class Interrupts:
+    """Raises at the entry of the `at`th function of the integration that is called in the with-block: there and at its
+    calls the interpreter looks for signals."""
+
+    def __init__(self, at: int) -> None:
+        self._left = at
+        self._before = sys.gettrace()
+
+    def __enter__(self) -> None:
+        sys.settrace(self._trace)
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self._before)
+
+    def _trace(self, frame: Any, event: str, argument: object) -> None:
+        if "integrations/mlx_lm" in frame.f_code.co_filename.replace("\\", "/"):
+            self._left -= 1
+            if not self._left:
+                raise KeyboardInterrupt
+
+    @property
+    def came(self) -> bool:
+        return self._left <= 0
+
+
+@pytest.mark.parametrize("way", ["alone", "generation", "batch"])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # some come in a finalizer
+def test_an_interrupt_at_any_call_of_ours(recorder: mt.Recorder, captured: Capture, way: str) -> None:
+    """No pass seems to be in progress behind it, and what comes next counts as ever."""
+    model, words = tiny(num_hidden_layers=1), tokenizer()
+    integration.instrument(model, recorder=recorder)
+
+    def run() -> None:
+        if way == "alone":
+            mx.eval(model(mx.array([[1, 2]])))
+        elif way == "generation":
+            steps(model, 1)
+        else:
+            mlx_lm.batch_generate(model, words, [PROMPT[:3]], max_tokens=1)
+
+    def calls() -> dict[Any, int]:
+        captured.store.drain()
+        return {key: row.layers[0].unknown for key, row in captured.store.rows.items() if row.layers}
+
+    def counted() -> dict[Any, int]:
+        before = calls()
+        run()
+        return {key: count - before[key] for key, count in calls().items()}
+
+    run()
+    plain, number, interrupts = counted(), 0, Interrupts(0)
+    while interrupts.came:
+        number += 1
+        interrupts = Interrupts(number)
+        with suppress(KeyboardInterrupt), interrupts:
+            run()
+        assert {} == captured.store.active, number
+        assert plain == counted(), number
+    assert number > 8
+
+
 def test_taken_off_in_the_middle_of_a_pass(recorder: mt.Recorder, captured: Capture, monkeypatch: Any) -> None:
     """A pass that another thread's uninstrument() meets does not seem to run for ever."""
     model = tiny()
@@ -363,6 +426,28 @@ def test_a_pass_in_the_middle_of_another_threads(recorder: mt.Recorder, captured
     captured.store.drain_orphans()
     assert {layer: 3 * calls for layer, calls in once.items()} == decode_calls(captured)
     assert 0 == lost(captured)
+
+
+def test_a_model_bound_anew_in_the_middle_of_a_look_up(
+    recorder: mt.Recorder, captured: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was looked up before does not stay: by another thread, a layer's place may have become known meanwhile."""
+    model = tiny()
+    integration.instrument(model, recorder=recorder)
+    original, outdated = Binding.place, []
+
+    def place(binding: Binding, switch: Any) -> Any:
+        found = original(binding, switch)
+        if not outdated:
+            outdated.append(found)
+            binding.bind(model)
+            return Place(found.ref, 9, found.experts)
+        return found
+
+    monkeypatch.setattr(Binding, "place", place)
+    for _ in range(3):
+        mx.eval(model(mx.array([[1]])))
+    assert {"9": 1, "0": 2, "1": 3, "2": 3} == decode_calls(captured)
 
 
 # -- models and layers --------------------------------------------------------------------------------------------
@@ -476,6 +561,47 @@ def test_a_wrapped_module(captured: Capture, recorder: mt.Recorder, kind: type, 
     assert plain == steps(model)
     assert {"0": 4, "1": 4, "2": 4} == decode_calls(captured)
     assert 0 == lost(captured)
+
+
+def test_a_parameter_of_another_name(captured: Capture, recorder: mt.Recorder) -> None:
+    """Handed over by its name."""
+    module = Derived(32, 16, EXPERTS)
+    integration.instrument(tiny(), recorder=recorder)
+    mx.eval(module(mx.zeros((1, 1, 32)), inds=mx.array([[[1, 2]]])))
+    assert {"none": 1} == decode_calls(captured)
+    assert 0 == lost(captured)
+
+
+class Opaque(switch_layers.SwitchGLU):
+    """One that holds its weights where nobody finds them."""
+
+    def __init__(self, inner: Any) -> None:
+        nn.Module.__init__(self)
+        self.compute = partial(type(inner).__call__, inner)
+
+    def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
+        return self.compute(x, indices)
+
+
+def test_a_module_whose_experts_nobody_knows(recorder: mt.Recorder) -> None:
+    """It is left out, and the other layers have their own routing."""
+    model = tiny()
+
+    def found() -> dict[str, Any]:
+        with capture(recorder=recorder) as each:
+            assert 4 == len(steps(model))
+            assert 0 == lost(each)
+            routed = {layer: experts for (_, layer), experts in routing(each)[1].items()}
+            tokens = {str(index): layer.load.tokens for index, layer in each.store.layers.items() if layer.load}
+            return {layer: (routed[layer], tokens[layer]) for layer in tokens}
+
+    integration.instrument(model, recorder=recorder)
+    plain = found()
+    assert {"0", "1", "2"} == set(plain)
+    model.layers[0].mlp.switch_mlp = Opaque(model.layers[0].mlp.switch_mlp)
+    integration.uninstrument()
+    integration.instrument(model, recorder=recorder)
+    assert {layer: plain[layer] for layer in "12"} == found()
 
 
 def test_an_object_around_a_model(captured: Capture, recorder: mt.Recorder) -> None:

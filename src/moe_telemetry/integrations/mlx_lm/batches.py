@@ -39,7 +39,9 @@ class _BatchWork:
             return result
         finally:
             thread.work = outer
-            self._state.abandon()
+            if thread.store is not None:  # `abandon`, at which an interrupt would leave it
+                thread.store.active.pop(thread.ident, None)
+                thread.store = None
 
     def begins(self, model: object, sequences: int, length: int, now: float) -> Phase | None:
         raise NotImplementedError

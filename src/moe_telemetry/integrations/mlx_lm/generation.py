@@ -113,7 +113,9 @@ class Generation:
         self._state.guarded("forward", self.resumed)
 
     def leave(self, hook: str, tell: Callable[..., None], *args: Any) -> None:
-        self._state.thread.work, self._outer = self._outer, None
+        thread = self._state.thread
+        if thread.work is self:  # not so if an interrupt came before it was entered
+            thread.work, self._outer = self._outer, None
         self._state.guarded(hook, tell, *args)
 
     def close(self) -> None:

@@ -58,6 +58,9 @@ class Open:
 class Thread(threading.local):
     """What goes on in the calling thread."""
 
+    def __init__(self) -> None:
+        self.ident = get_ident()
+
     work: Work | None = None
     open: Open | None = None
     # Of the last pass: the binding's version, ids of the modules, their layers and numbers of experts.
@@ -145,8 +148,9 @@ class State:
                 thread.open = None
                 if state.open is now:
                     state.open = None
-                if thread.work is None:
-                    state.abandon()
+                if thread.work is None and thread.store is not None:  # `abandon`, at which an interrupt would leave it
+                    thread.store.active.pop(now.ident, None)
+                    thread.store = None
                 if now.calls:
                     state.guarded("routed_array", state._hand_over, self, now.calls, now.indices)
 
@@ -185,7 +189,7 @@ class State:
         """
         store, self.thread.store = self.thread.store, None
         if store is not None:
-            store.active.pop(get_ident(), None)
+            store.active.pop(self.thread.ident, None)
 
     # -- requests ----------------------------------------------------------------------------------------------
 
@@ -262,10 +266,11 @@ class State:
         if type(self.recorder) is Recorder:
             return
         known, ids = self.thread.places, list(map(id, switches))
-        if known is None or known[0] != self.binding.version or known[1] != ids:
+        version = self.binding.version  # before the look-up: what is bound meanwhile makes it one of before
+        if known is None or known[0] != version or known[1] != ids:
             found = [self.binding.place(switch) or self.binding.find(switch, model) for switch in switches]
             layers, experts = tuple(place.layer for place in found), tuple(place.experts for place in found)
-            self.thread.places = known = (self.binding.version, ids, layers, experts)
+            self.thread.places = known = (version, ids, layers, experts)
         _, _, layers, experts = known
         if not all(experts):
             kept = [number for number, experts_of in enumerate(experts) if experts_of]

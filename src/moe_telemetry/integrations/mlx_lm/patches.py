@@ -113,8 +113,9 @@ def argument(method: Function, name: str, position: int) -> Callable[[tuple[Any,
     """What reads an argument of a method's calls; `position`, behind `self`, holds where it has another name."""
     names = [*inspect.signature(method).parameters][1:]
     at = names.index(name) if name in names else position
+    own = names[at] if at < len(names) else name
 
     def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return args[at] if len(args) > at else kwargs[name]
+        return args[at] if len(args) > at else kwargs[own if own in kwargs else name]
 
     return read
