@@ -169,6 +169,26 @@ def test_two_generations_in_turn(model: Any, captured: Capture) -> None:
     assert counts == durations(captured)
 
 
+def test_a_pass_is_in_progress_until_it_is_evaluated(model: Any, captured: Capture) -> None:
+    """Its age is that of what the caller waits for, not of building a graph."""
+    active = []
+
+    def sampler(logprobs: mx.array) -> mx.array:
+        active.extend(phase for phase, _ in captured.store.active.values())
+        return mx.argmax(logprobs, axis=-1)
+
+    for _ in steps(model, sampler=sampler, max_tokens=3):
+        assert {} == captured.store.active
+    assert ["prefill", "decode", "decode", "decode"] == active
+    del active[:]
+    generator = generate.BatchGenerator(model, sampler=sampler)
+    generator.insert([PROMPT], [3])
+    while generator.next_generated():
+        assert {} == captured.store.active
+    generator.close()
+    assert ["prefill", *["decode"] * 3] == active
+
+
 def test_a_generation_within_another(model: Any, captured: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     """An interrupt before it is entered leaves the outer one's passes to that."""
     plain = [token for token, _ in steps(model)]

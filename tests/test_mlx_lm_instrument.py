@@ -450,6 +450,37 @@ def test_a_model_bound_anew_in_the_middle_of_a_look_up(
     assert {"9": 1, "0": 2, "1": 3, "2": 3} == decode_calls(captured)
 
 
+def test_a_draft_in_the_middle_of_another_threads_pass(
+    recorder: mt.Recorder, captured: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a runtime's own modules, too: it is no pass, and the other thread's is none less."""
+    model, draft = tiny(), tiny()
+    block = draft.layers[0].mlp
+    block.switch_mlp, before = Derived(32, 16, EXPERTS), block.switch_mlp
+    block.switch_mlp.update(before.parameters())
+    integration.instrument(model, recorder=recorder)
+
+    def speculate() -> list[int]:
+        found = generate.speculative_generate_step(mx.array(PROMPT), model, draft, max_tokens=4, num_draft_tokens=1)
+        return [token for token, _, _ in found]
+
+    plain, once = (steps(model), speculate()), decode_calls(captured)
+    call, others = type(model.layers[1]).__call__, []
+
+    def meanwhile(*args: Any, **kwargs: Any) -> Any:
+        if not others:
+            others.append(threading.Thread(target=lambda: others.append(speculate())))
+            others[0].start()
+            others[0].join()
+        return call(*args, **kwargs)
+
+    monkeypatch.setattr(type(model.layers[1]), "__call__", meanwhile)
+    assert plain == (steps(model), others[1])
+    captured.store.drain_orphans()
+    assert {layer: 2 * calls for layer, calls in once.items()} == decode_calls(captured)
+    assert 0 == lost(captured)
+
+
 # -- models and layers --------------------------------------------------------------------------------------------
 
 
@@ -651,6 +682,40 @@ def test_two_models_of_a_class(captured: Capture, recorder: mt.Recorder) -> None
     steps(one)
     steps(other)
     assert {"0": 4, "1": 8, "2": 8, "3": 4, "4": 4} == decode_calls(captured)
+    for _ in range(2):  # nothing is bound any more
+        steps(one)
+        steps(other)
+    assert {"0": 12, "1": 24, "2": 24, "3": 12, "4": 12} == decode_calls(captured)
+
+
+def test_layers_exist_in_each_telemetry(captured: Capture, recorder: mt.Recorder) -> None:
+    """At 0 behind the first pass of any model, also where another telemetry goes on behind it."""
+    one, other = tiny(num_hidden_layers=5), tiny(num_hidden_layers=1)
+    for model in (one, other):
+        integration.instrument(model, recorder=recorder)
+    mx.eval(other(mx.array([[1]])))
+    with capture(recorder=recorder) as inner:
+        mx.eval(other(mx.array([[1]])))
+        assert 0 == inner.value("moe.layer.calls", phase="decode", layer="4", residency="unknown")
+    assert 1 == captured.value("moe.layer.calls", phase="decode", layer="0", residency="unknown")
+
+
+def test_a_version_with_other_parameters(captured: Capture, recorder: mt.Recorder, monkeypatch: Any) -> None:
+    """Whatever a SwitchGLU takes beside its input and the indices arrives."""
+    original = switch_layers.SwitchGLU.__call__
+
+    def call(self: Any, x: mx.array, inds: mx.array, *, scale: float = 1.0) -> mx.array:
+        return scale * original(self, x, inds)
+
+    monkeypatch.setattr(switch_layers.SwitchGLU, "__call__", call)
+    model = tiny()
+    integration.instrument(model, recorder=recorder)
+    steps(model)
+    assert {"0": 4, "1": 4, "2": 4} == decode_calls(captured)
+    module, x, indices = model.layers[0].mlp.switch_mlp, mx.ones((1, 1, 32)), mx.array([[[1, 2]]])
+    assert (2 * module(x, indices)).tolist() == module(x, inds=indices, scale=2.0).tolist()
+    assert 6 == decode_calls(captured)["0"]
+    integration.uninstrument()  # before the original comes back
 
 
 def test_an_unloaded_model_is_freed(captured: Capture, recorder: mt.Recorder) -> None:
