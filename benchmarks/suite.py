@@ -44,6 +44,13 @@ Hooks: methods shadowed on an instance instead of a change of its class, thread-
 experts instead of set operations, and what each cost, are in [Design](design.md#hooks). A scrape: of the points' way
 through the SDK, and of rendering, which was three quarters of a scrape's time until the beginnings of lines were kept,
 in [Design](design.md#collection).
+
+Of a layer's worth `routed` takes two fifths and the nine durations three fifths (once). Sets of its own for each layer,
+which the caches do not hold, cost 16 % of it (once), what is handed over for the pool curve 6 % (once).
+
+The shares of a token are absolute. The same hooks took 1001 ns (`routed`, ten experts) and 185 ns (`prefetch`) on two
+cores of this kind in a quieter hour, in [Design](design.md#hooks): the first table of hooks here tells how far this run
+was from that.
 """
 
 
