@@ -39,8 +39,9 @@ MAX_LARGE = 1 << 19
 """Experts of such calls that wait, 4 MiB."""
 ROOM_CALLS = 32
 """Calls that one who hands over simulates at most."""
-HANDOVER_CALLS = 16
-"""Calls simulated between two handovers of the interpreter lock: some 50 us of a decode step."""
+HANDOVER_CALLS = 4
+"""Calls simulated between two handovers of the interpreter lock, some 25 us: a decode step that comes back from kernels
+many times waits as long each time."""
 WAIT_SECONDS = 1.0
 """How long a collection waits for another one."""
 
