@@ -7,6 +7,7 @@ import inspect
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -606,6 +607,26 @@ def test_telemetry_that_stops_in_the_middle(model: Any, recorder: mt.Recorder) -
     found.append(next(early)[0])
     integration.uninstrument()
     assert plain == found + [token for token, _ in early]
+
+
+def test_another_telemetry_in_the_middle_of_a_pass(model: Any, recorder: mt.Recorder, monkeypatch: Any) -> None:
+    """The pass is done in the one that is on then, in its own phase."""
+    integration.instrument(recorder=recorder)
+    call, found = type(model.layers[1]).__call__, []
+    with capture(recorder=recorder) as first, ExitStack() as later:
+        tokens = steps(model)
+
+        def changing(self: Any, x: mx.array, *args: Any, **kwargs: Any) -> Any:
+            if not found and x.shape[1] == 2:  # the third chunk's
+                found.append(later.enter_context(capture(recorder=recorder)))
+            return call(self, x, *args, **kwargs)
+
+        monkeypatch.setattr(type(model.layers[1]), "__call__", changing)
+        assert 6 == len(list(tokens))
+        assert {("prefill", "4"): 2} == durations(first)
+        assert {("prefill", "2"): 1, ("prefill", "1"): 1, ("decode", "1"): 5} == durations(found[0])
+        assert {} == first.store.active == found[0].store.active
+    integration.uninstrument()
 
 
 def test_eos_is_a_token() -> None:

@@ -15,7 +15,7 @@ import time
 import tracemalloc
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -401,6 +401,29 @@ def test_taken_off_in_the_middle_of_a_pass(recorder: mt.Recorder, captured: Capt
     monkeypatch.setattr(type(model.layers[1]), "__call__", taking_off)
     next(tokens)
     assert {} == captured.store.active
+
+
+@pytest.mark.parametrize("on", [False, True])
+def test_telemetry_that_begins_in_the_middle_of_a_pass(recorder: mt.Recorder, monkeypatch: Any, on: bool) -> None:
+    """What is left of that pass has no phase in it, and counts nowhere; the next one counts."""
+    model, found = tiny(), []
+    integration.instrument(model, recorder=recorder)
+    call = type(model.layers[1]).__call__
+    with ExitStack() as telemetry:
+        if on:
+            telemetry.enter_context(capture(recorder=recorder))
+
+        def beginning(*args: Any, **kwargs: Any) -> Any:
+            if not found:
+                found.append(telemetry.enter_context(capture(recorder=recorder)))
+            return call(*args, **kwargs)
+
+        monkeypatch.setattr(type(model.layers[1]), "__call__", beginning)
+        mx.eval(model(mx.array([PROMPT])))
+        assert {} == routing(found[0])[0]
+        mx.eval(model(mx.array([PROMPT])))
+        assert {("prefill", layer): 1 for layer in "012"} == routing(found[0])[0]
+        assert 0 == lost(found[0])
 
 
 def test_a_pass_in_the_middle_of_another_threads(recorder: mt.Recorder, captured: Capture, monkeypatch: Any) -> None:

@@ -46,13 +46,17 @@ class Work(Protocol):
 class Open:
     """A pass in progress: the outermost call of a model."""
 
-    __slots__ = ("calls", "ident", "indices", "model")
+    __slots__ = ("calls", "ident", "indices", "store")
 
-    def __init__(self, model: object) -> None:
-        self.model = model
+    def __init__(self) -> None:
         self.ident = get_ident()
+        self.store: Store | None = None  # where it was begun
         self.calls: list[Any] | None = None  # modules with experts called so far; None where that is not recorded
         self.indices: list[Any] = []  # theirs
+
+
+_UNSEEN = Open()
+"""A pass that was begun while nothing was recorded: what is left of it when that begins is of an unknown phase."""
 
 
 class Thread(threading.local):
@@ -133,13 +137,19 @@ class State:
 
         @wraps(original)
         def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if type(state.recorder) is Recorder or thread.open is not None:
+            if thread.open is not None:
                 return original(self, *args, **kwargs)
-            now = thread.open = Open(self)
+            if type(state.recorder) is Recorder:
+                thread.open = _UNSEEN
+                try:
+                    return original(self, *args, **kwargs)
+                finally:
+                    thread.open = None
+            now = thread.open = Open()
             try:
                 # A pass that could not be begun has no phase, and its routing nothing to count in.
                 if state.guarded("forward", state._begin, self, args, kwargs):
-                    now.calls = []
+                    now.calls, now.store = [], thread.store
                     if state.open is None:
                         state.open = now
                 return original(self, *args, **kwargs)
@@ -152,7 +162,7 @@ class State:
                     thread.store.active.pop(now.ident, None)
                     thread.store = None
                 if now.calls:
-                    state.guarded("routed_array", state._hand_over, self, now.calls, now.indices)
+                    state.guarded("routed_array", state._hand_over, self, now)
 
         return __call__
 
@@ -177,8 +187,11 @@ class State:
         self.thread.selected = (phase, length)
 
     def done(self, phase: Phase, length: int, seconds: float) -> None:
-        """End a pass, though another may have begun behind it."""
-        if self.thread.selected != (phase, length):
+        """End a pass, though another may have begun behind it, or another telemetry meanwhile."""
+        if not self.on:
+            return
+        if self.thread.selected != (phase, length) or self.thread.store is not self.recorder._store:
+            self.abandon()
             self.select(phase, length)
         self.recorder.forward_done(seconds)
 
@@ -261,10 +274,11 @@ class State:
 
         return __call__
 
-    def _hand_over(self, model: Any, switches: list[Any], indices: list[Any]) -> None:
+    def _hand_over(self, model: Any, done: Open) -> None:
         """Record the routing of a pass."""
-        if type(self.recorder) is Recorder:
+        if type(self.recorder) is Recorder or self.recorder._store is not done.store:
             return
+        switches, indices = done.calls or (), done.indices
         known, ids = self.thread.places, list(map(id, switches))
         version = self.binding.version  # before the look-up: what is bound meanwhile makes it one of before
         if known is None or known[0] != version or known[1] != ids:
