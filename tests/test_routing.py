@@ -148,18 +148,18 @@ def test_layers_of_different_type_in_one_pass(cap, monkeypatch):
     original, counted = counting.token_counts, []
 
     def noted(indices, experts):
-        counted.append(len({array.dtype for array in indices}))
+        counted.append(len({array.itemsize for array in indices}))
         return original(indices, experts)
 
     monkeypatch.setattr(counting, "token_counts", noted)
     for number in range(3):
-        live.routed_pass(rec, tuple(range(5)), (EXPERTS,) * 5, arrays)
         live.routed_pass(rec, tuple(range(5)), (EXPERTS,) * 5, [arrays[number]] * 5)
+        live.routed_pass(rec, tuple(range(5)), (EXPERTS,) * 5, arrays)
         for layer, array in enumerate(arrays):
             rec.routed_array(layer, array, EXPERTS)
     assert 45 * 3 == cap.total("moe.layer.experts")
     assert {layer: [0, 9, 9, *[0] * 11, 9, 0] for layer in range(5)} == tokens(cap)
-    assert {1} >= set(counted)  # the kernel reads all of one launch alike
+    assert {1} >= set(counted)  # the kernel reads all arrays of a launch alike
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -193,6 +193,27 @@ def test_layers_in_another_order(cap):
     assert [(1, [5, 3, 2]), (4, [5, 3, 2]), (7, [5, 3, 2])] == [
         (first, tokens(cap)[layer][first : first + 3]) for first, layer in ((1, 2), (4, 0), (7, 1))
     ]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_passes_of_another_shape(cap, whole):
+    """Of more sequences, say: one kind's ids are not another's."""
+    for ids in ([[1, 2], [3, 4], [5, 6]], [[1, 2]]) * 2:
+        passes(1, layers=3, ids=ids, whole=whole)
+    assert 3 * 2 * (6 + 2) == cap.total("moe.layer.experts")
+    assert {layer: [0, 4, 4, 2, 2, 2, 2, *[0] * 9] for layer in range(3)} == tokens(cap)
+
+
+def test_whole_passes_are_simulated():
+    """Their layers' pool curves are those of the same calls one by one."""
+    found = []
+    for whole in (False, True):
+        with capture(pool_curve="all") as cap:
+            for number in range(40):
+                passes(1, layers=3, ids=[[number % 2, 5 + number % 3]], whole=whole)
+            found.append({key: value for key, value in cap.series().items() if key[0].startswith("moe.pool.simulated")})
+    assert found[0] == found[1]
+    assert 0 < found[1]["moe.pool.simulated.hits", (("phase", "decode"), ("slots", "8"))]
 
 
 @pytest.mark.parametrize("whole", [False, True])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from itertools import compress
-from operator import not_
+from operator import attrgetter, not_
 from typing import Any
 
 import mlx.core as mx
@@ -118,7 +118,8 @@ class DevicePasses:
         plan, number = first.plan, len(first)
         self._plan, self._number = plan, number
         indices = [array for each in passes for array in each.indices]
-        if len({array.dtype for array in first.indices}) > 1:
+        # Of all passes, the size at least, or the kernel reads beyond the smaller ones; their types take too long.
+        if len({array.dtype for array in first.indices}) > 1 or len(set(map(_ITEM_SIZE, indices))) > 1:
             indices = [array.astype(mx.int64) for array in indices]
         counts, self._figures = counting.token_counts(indices, plan.experts)
         self._rows = Rows(counts, [(each.number, cells) for each in passes for cells in plan.cells[:number]])
@@ -154,6 +155,9 @@ def _count(cells: LayerCells, capacity: int, sizes: list[int]) -> None:
         if size > capacity:
             cells.overflows += times
     cells.unknown += calls
+
+
+_ITEM_SIZE = attrgetter("itemsize")
 
 
 def flat(indices: mx.array) -> list[int]:
