@@ -359,11 +359,15 @@ def test_where_hooks_hold_a_lock_counting_does_too(monkeypatch):
     """A snapshot and a stop count outside of a hook, in the middle of another thread's where no lock is held."""
     held = []
 
+    def look():
+        free = recording.hook_lock().acquire(blocking=False)
+        if free:
+            recording.hook_lock().release()
+        held.append(not free)
+
     def noted(original):
         def count(self, of):
-            found = []
-            in_thread(lambda: found.append(recording.hook_lock().acquire(blocking=False)))
-            held.append(found == [False])
+            in_thread(look)
             original(self, of)
 
         return count
