@@ -3,7 +3,7 @@ them, host or device."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Set
 from itertools import compress, count
 
 import mlx.core as mx
@@ -37,10 +37,11 @@ class Rows:
     what is counted there has no curve. `pending` is what there is to compute.
     """
 
-    def __init__(self, counts: mx.array, calls: Sequence[tuple[int, LayerCells]]) -> None:
-        found = [] if counting.on_cuda() else [at for at, (_, cells) in enumerate(calls) if cells.curve is not None]
-        self._calls = [calls[at] for at in found]
-        self.pending = [counts[mx.array(found)]] if found else []
+    def __init__(self, counts: mx.array, calls: Iterable[tuple[int, LayerCells]]) -> None:
+        each = () if counting.on_cuda() else enumerate(calls)
+        found = [(at, call) for at, call in each if call[1].curve is not None]
+        self._calls = [call for _, call in found]
+        self.pending = [counts[mx.array([at for at, _ in found])]] if found else []
 
     def add_to(self, followed: Followed) -> None:
         """Read them."""

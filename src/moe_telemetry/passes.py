@@ -122,7 +122,7 @@ class DevicePasses:
         if len({array.dtype for array in first.indices}) > 1 or len(set(map(_ITEM_SIZE, indices))) > 1:
             indices = [array.astype(mx.int64) for array in indices]
         counts, self._figures = counting.token_counts(indices, plan.experts)
-        self._rows = Rows(counts, [(each.number, cells) for each in passes for cells in plan.cells[:number]])
+        self._rows = Rows(counts, ((each.number, cells) for each in passes for cells in plan.cells[:number]))
         self.pending = [self._figures, *self._rows.pending]
         times = plan.times if number == len(plan.layers) else Counter(plan.layers[:number])
         layers = sorted(times)
