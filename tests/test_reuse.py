@@ -416,15 +416,15 @@ def demo(tmp_path: Path, slots: int, **chosen: bool) -> tuple[dict[str, float], 
 def test_hits_on_the_demos_routing_equal_a_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At every size, by layer and phase, to the integer, with speculation's passes among decode's."""
     calls: list[Call] = []
-    hand_over = reuse.Feed.hand_over
+    take = reuse.LayerStack.take
 
-    def noted(feed: reuse.Feed, experts: set[int]) -> None:
-        stacks = [stack for _, stack in feed.stack.curves.followed()]
-        (phase,) = (name for name, each in feed.stack.feeds.items() if each is feed)
-        calls.append((stacks.index(feed.stack), phase, frozenset(experts)))
-        hand_over(feed, experts)
+    def noted(stack: reuse.LayerStack, feed: reuse.Feed, experts: list[int]) -> None:
+        stacks = [each for _, each in stack.curves.followed()]
+        (phase,) = (name for name, each in stack.feeds.items() if each is feed)
+        calls.append((stacks.index(stack), phase, frozenset(experts)))
+        take(stack, feed, experts)
 
-    monkeypatch.setattr(reuse.Feed, "hand_over", noted)
+    monkeypatch.setattr(reuse.LayerStack, "take", noted)
     _, curves, _ = demo(tmp_path, 16, prefetch=False, lru=True)
     monkeypatch.undo()
     assert {"prefill", "decode"} == {phase for _, phase, _ in calls}

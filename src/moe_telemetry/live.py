@@ -30,6 +30,7 @@ from .catalog import (
 from .cells import HistogramCell, LayerCells, SeqCells
 from .hooks import HOOKS, Recorder
 from .losses import lose
+from .reuse import LARGE, MAX_WAITING
 from .values import MAX_SECONDS, Refused
 
 if TYPE_CHECKING:
@@ -168,7 +169,14 @@ class LiveRecorder(Recorder):
                 cells = row.store.layer_cells(row, layer)
             curve = cells.curve
             if curve is not None:
-                curve.hand_over(experts)
+                try:
+                    # The usual case of what the call does, which costs as much again.
+                    if number <= LARGE and experts <= curve.known and len(curve.waiting) < MAX_WAITING:
+                        curve.waiting.append([curve, *experts])
+                    else:
+                        curve.hand_over(experts)
+                except Exception:
+                    curve.stack.leave_out()
             try:
                 cells.sizes[number] += 1
             except KeyError:
