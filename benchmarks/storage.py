@@ -41,11 +41,10 @@ import moe_telemetry as mt
 
 INTERVAL = 5
 """Seconds between scrapes."""
-INTERVALS = 96
+INTERVALS, PASSES = 96, 24
+"""Recorded intervals, and different passes in them."""
 TOKENS = (54, 66)
 """Of an interval, least and most."""
-PASSES = 24
-"""Different passes."""
 BATCH = 120
 """Scrapes of a remote write request: a chunk's samples."""
 SERIES = 400
@@ -119,7 +118,7 @@ def requests(found: Recorded, scrapes: int, begin: int) -> Iterator[bytes]:
     """A day's scrapes as remote write requests; `begin` in Unix seconds."""
     draw = np.random.default_rng(0)
     heads = [
-        b"".join(_message(0x0A, _text(0x0A, key) + _text(0x12, value)) for key, value in pairs)
+        b"".join(_message(0x0A, _message(0x0A, key.encode()) + _message(0x12, value.encode())) for key, value in pairs)
         for pairs in found.labels
     ]
     base = np.zeros(len(heads))
@@ -150,10 +149,6 @@ def _varint(number: int) -> bytes:
 
 def _message(tag: int, body: bytes) -> bytes:
     return bytes((tag,)) + _varint(len(body)) + body
-
-
-def _text(tag: int, text: str) -> bytes:
-    return _message(tag, text.encode())
 
 
 def write(url: str, body: bytes) -> None:
@@ -218,9 +213,16 @@ def scraped_samples(folder: Path) -> tuple[float, float]:
 
 
 def _asked(url: str, query: str) -> float:
-    with urllib.request.urlopen(f"{url}/api/v1/query?query={query}", timeout=30) as reply:
-        (series,) = json.load(reply)["data"]["result"]
-    return float(series["value"][1])
+    """A query's only value, waited for until there is one above 0."""
+    until = time.monotonic() + WAIT_SECONDS
+    while True:
+        with urllib.request.urlopen(f"{url}/api/v1/query?query={query}", timeout=30) as reply:
+            found = json.load(reply)["data"]["result"]
+        if found and float(found[0]["value"][1]) > 0:
+            return float(found[0]["value"][1])
+        if time.monotonic() > until:
+            raise TimeoutError(f"{query} has no value")
+        time.sleep(0.5)
 
 
 def stored(folder: Path, hours: float) -> tuple[dict[str, float], int, float]:
