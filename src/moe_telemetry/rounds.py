@@ -15,8 +15,8 @@ BURST = 0.05
 """Seconds of processor time that may be taken at once: who asks now and then never waits."""
 PER_ASKER = 0.0005
 """Seconds counted for each further one who shares a reply, who has to be listened and answered to."""
-REST_MOST = 0.5
-"""Seconds of rest between two replies."""
+REST_MOST = 0.3
+"""Seconds of rest between two replies: who asks when one has just begun waits for the rest and for two replies."""
 
 
 class _Round(Generic[Reply]):
