@@ -552,6 +552,42 @@ def test_nothing_is_made_for_a_client_that_is_gone(start, monkeypatch: pytest.Mo
     assert 1 == len(made)
 
 
+def test_a_client_that_is_gone_before_its_turn_is_not_accepted() -> None:
+    """Neither one that reset its connection, whatever it had sent, nor one that ended it without a word; who has only
+    ended its own side behind a request is answered."""
+    served: list[bytes] = []
+
+    class Server(connections.Server):
+        def answer(self, connection: connections.Connection, client_address: object) -> None:
+            served.append(connection.socket.recv(100))
+
+    server = Server(("127.0.0.1", 0), socket.AF_INET)
+
+    def ask(said: bytes) -> socket.socket:
+        client = socket.create_connection(server.server_address, 10)
+        client.sendall(said)
+        return client
+
+    for said in (b"", b"gone"):
+        reset = ask(said)
+        reset.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        reset.close()
+    ask(b"").close()
+    half = ask(b"half")
+    half.shutdown(socket.SHUT_WR)
+    waiting = ask(b"here")
+    accepting = threading.Thread(target=server.serve_forever)
+    accepting.start()
+    assert b"" == half.recv(1)
+    assert b"" == waiting.recv(1)
+    server.shutdown()
+    accepting.join(10)
+    server.server_close()
+    for client in (half, waiting):
+        client.close()
+    assert [b"half", b"here"] == sorted(served)
+
+
 @pytest.mark.parametrize("header", [b"Content-Length: 35", b"Transfer-Encoding: chunked"])
 def test_a_body_is_not_the_next_request(header: bytes, start) -> None:
     """A GET that has a body is answered, and its body is not."""

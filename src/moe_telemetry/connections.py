@@ -74,7 +74,12 @@ class _Pace:
 
 
 def _is_gone(client: socket.socket) -> bool:
-    """Whether the other end has ended or reset the connection without a word."""
+    """Whether the other end has reset the connection, or ended it without a word.
+
+    What it sent ahead of a reset can still be read, and does not make it worth an answer.
+    """
+    if client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+        return True
     client.setblocking(False)
     try:
         return not client.recv(1, socket.MSG_PEEK)
