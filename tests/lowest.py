@@ -24,7 +24,8 @@ MODULES = (
     *("abuse", "catalog", "cycles", "demo_blobs", "demo_command", "demo_engine", "demo_parts", "demo_settings"),
     *("endpoint", "ends", "exposition", "exposition_parity", "figures", "fuzz_hooks", "lifecycle", "lost", "off"),
     *("otlp", "processes", "profiling", "profiling_block", "profiling_property", "prometheus", "readers", "recorder"),
-    *("rendering", "report", "rounds", "security", "series", "settings", "threads", "values"),
+    *("pool_size", "rendering", "report", "reuse", "rounds", "routing", "routing_threads", "security", "series"),
+    *("settings", "threads", "values"),
 )
 """Of tests/test_*.py."""
 
