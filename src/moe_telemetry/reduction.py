@@ -212,7 +212,7 @@ class _DeviceCalls:
     def __init__(self, calls: Sequence[Call], sums: dict[object, LoadSum]) -> None:
         experts = calls[0].experts
         counts, figures = counting.token_counts([call.indices for call in calls], experts)
-        self._rows = Rows(counts, [(call.number, call.cells) for call in calls])
+        self._rows = Rows(counts, ((call.number, call.cells) for call in calls))
         self._figures = [figures, _predictions(calls, counts)]
         self.pending = [*self._figures, *self._rows.pending]
         LoadSum.add_calls(sums, experts, [call.layer for call in calls], counts)
