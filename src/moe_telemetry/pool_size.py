@@ -57,16 +57,27 @@ def pool_size(snapshot: Snapshot, totals: Totals) -> Found | None:
         "phases": phases,
         "capacity": min(capacities.values(), default=None),
         "expert_bytes": nbytes,
-        "steps": [
-            {
-                "slots": [int(first), int(second)],
-                "hit_rates": [rates[first], rates[second]],
-                "bytes": None if nbytes is None else (int(second) - int(first)) * number * nbytes,
-            }
-            for first, second in pairwise(rates)
-        ],
+        "steps": steps(rates, number, nbytes),
         "safe": max((size for phase in c.PHASES for size in totals.unions(phase)), default=None),
     }
+
+
+def steps(rates: dict[str, float], layers: int, nbytes: float | None) -> list[Found]:
+    """Hit rates by slots, two sizes at a time that follow each other: see `pool_size`."""
+    return [
+        {
+            "slots": [int(first), int(second)],
+            "hit_rates": [rates[first], rates[second]],
+            "bytes": None if nbytes is None else (int(second) - int(first)) * layers * nbytes,
+        }
+        for first, second in pairwise(rates)
+    ]
+
+
+def told_steps(found: Found) -> list[Found]:
+    """The next ones behind the size that there is, or without one behind decode's knee."""
+    begin = found["capacity"] or found["phases"].get("decode", {}).get("knee") or 0
+    return [step for step in found["steps"] if step["slots"][0] >= begin][:SHOWN_STEPS]
 
 
 def _curve(found: Found) -> Curve:
@@ -186,10 +197,8 @@ def _told(found: Found, of: Found) -> list[str]:
 
 
 def _steps(found: Found) -> list[str]:
-    """From the size that there is, or without one from decode's knee."""
-    begin = found["capacity"] or found["phases"].get("decode", {}).get("knee") or 0
     text = []
-    for step in [step for step in found["steps"] if step["slots"][0] >= begin][:SHOWN_STEPS]:
+    for step in told_steps(found):
         (first, second), (before, behind) = step["slots"], step["hit_rates"]
         cost = "" if step["bytes"] is None else f", about {_amount(step['bytes'])} more"
         text.append(f"  {first} -> {second} slots: decode hit rate {before:.2f} -> {behind:.2f}{cost}")
