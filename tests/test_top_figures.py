@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -14,12 +14,10 @@ import moe_telemetry as mt
 from moe_telemetry import catalog as c
 from moe_telemetry.client import ClientError
 from moe_telemetry.figures import Totals, nearest_rank, phase_figures
-from moe_telemetry.top import panes
 from moe_telemetry.top.frame import Absent, Frame, frame
 from moe_telemetry.top.layers import ORDERS, ordered
 from moe_telemetry.top.scrape import Scrape, parse
 from moe_telemetry.top.window import ABOVE, Window
-from moe_telemetry.top.words import plain
 
 SECONDS = 4.0
 
@@ -327,20 +325,3 @@ def test_another_endpoint_is_refused(text: str) -> None:
     """What is no exposition, or not one of moe_telemetry, has a reason in one line."""
     with pytest.raises(ClientError, match=r"^[^\n]+$"):
         parse(text, 0.0, 0.0)
-
-
-def test_the_pool_curve_is_that_of_the_snapshots(pair: Pair) -> None:
-    """Decode's, up to the first size that holds all; told from one size below the pool's on, in one line."""
-    lookups = pair.totals.total(c.SIMULATED_LOOKUPS, phase="decode")
-    hits = [pair.totals.total(c.SIMULATED_HITS, phase="decode", slots=str(slots)) for slots in c.POOL_SIZES]
-    expected = {slots: number / lookups for slots, number in zip(c.POOL_SIZES, hits, strict=True)}
-    found = pair.frame.curve
-    assert 0 < lookups
-    assert found == {slots: expected[slots] for slots in found}
-    assert max(expected.values()) == list(found.values())[-1]
-    assert 1 == list(found.values()).count(max(expected.values()))
-    (line,) = panes.curve(
-        replace(pair.frame, pool=48, curve={16: 0.5, 32: 0.751, 48: 0.8, 64: 0.9, 96: 0.95, 128: 1.0})
-    )
-    assert "LRU pool, decode hit % by slots  32:75.1  48:80.0  64:90.0  96:95.0  128:100" == plain(line)
-    assert [] == panes.curve(replace(pair.frame, curve={}))

@@ -15,9 +15,11 @@ from top_screen import drive, press, rows, screen
 from moe_telemetry import catalog as c
 from moe_telemetry.client import ClientError
 from moe_telemetry.figures import Totals, phase_figures
+from moe_telemetry.pool_size import pool_size
 from moe_telemetry.top.app import TopApp
 from moe_telemetry.top.history import BARS, HISTORY_SECONDS
 from moe_telemetry.top.layers import LayerRow
+from moe_telemetry.top.pools import Sized
 from moe_telemetry.top.scrape import Reader, Scrape, parse
 from moe_telemetry.top.watched import Watched
 from moe_telemetry.top.words import percent
@@ -58,7 +60,15 @@ class Story:
                 run.passes("prefill", 4, 2, 0.8)
                 run.passes("decode", 3, 3, 0.9)
                 deep.take(at(run.text(), 600.0 + 2 * number))
-        self.other, self.deep = second, deep
+        with recorded(12, slots=16, seed=3, pool_curve="all") as run:
+            pooled = Watched(f"http://{HOST}")
+            for number in range(2):
+                run.passes("prefill", 4, 20, 0.85, skew=5.0)
+                run.passes("decode", 1, 100, 0.9, skew=5.0)
+                pooled.take(at(run.text(), 600.0 + 2 * number))
+            snapshot = run.snapshot()
+            pooled.take_size(Sized(pool_size(snapshot, Totals(snapshot)), f"{START:.0f}"), 602.0)
+        self.other, self.deep, self.pooled = second, deep, pooled
         self.end = self.scrapes[-1].at
 
     @staticmethod
@@ -370,7 +380,17 @@ def test_help_tells_keys_and_symbols_and_q_quits(story: Story) -> None:
 
     async def script(pilot: Any) -> None:
         shown = await press(pilot, "question_mark")
-        for words in ("overview", "layers", "endpoints", "pause", "quit", "turn their order", "░▒▓█", "Any key"):
+        for words in (
+            "overview",
+            "layers",
+            "endpoints",
+            "4 c pool",
+            "pause",
+            "quit",
+            "turn their order",
+            "░▒▓█",
+            "Any key",
+        ):
             assert words in shown
         assert "turn their order" not in await press(pilot, "x")
         assert app.is_running
@@ -401,7 +421,12 @@ def test_a_smaller_terminal_is_told_so(story: Story) -> None:
 
 def test_nothing_is_cut(story: Story) -> None:
     """At 80 columns every line of a page fits, and a larger terminal shows no less."""
-    pages = {"1": ("stall", "evict", "promote", "demand"), "2": ("evict/s", "all hit"), "3": ("draft tokens",)}
+    pages = {
+        "1": ("stall", "evict", "promote", "demand"),
+        "2": ("evict/s", "all hit"),
+        "3": ("draft tokens",),
+        "c": ("knee", "safe"),
+    }
 
     async def script(pilot: Any) -> None:
         for size in ((80, 24), (160, 50)):
@@ -418,7 +443,7 @@ def test_nothing_is_cut(story: Story) -> None:
 
 # -- pictures -------------------------------------------------------------------------------------------------
 
-KEYS = {"overview": "1", "layers": "2", "endpoints": "3"}
+KEYS = {"overview": "1", "layers": "2", "endpoints": "3", "pool": "c"}
 
 
 def test_pictures_show_the_pages(story: Story, request: pytest.FixtureRequest) -> None:
@@ -435,8 +460,10 @@ def test_pictures_show_the_pages(story: Story, request: pytest.FixtureRequest) -
 
     drive(deep_app(story), script)
     layers = made["layers"]
+    drive(TopApp([story.pooled.copy()], clock=lambda: 602.5), script)
+    pool = made["pool"]
     drive(app, script)
-    made["layers"] = layers
+    made["layers"], made["pool"] = layers, pool
     for page, picture in made.items():
         path = PICTURES / f"top-{page}.svg"
         if request.config.getoption("--update-golden"):

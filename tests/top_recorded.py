@@ -80,13 +80,17 @@ class Recorded:
         for layer in range(self.layers):
             self.recorder.pool(layer, capacity=self.slots, resident=self.slots)
 
-    def passes(self, phase: str, tokens: int, count: int, skill: float = 0.85) -> None:
-        """Passes of `tokens` tokens; `skill` is how good pool and predictor are, about."""
+    def passes(self, phase: str, tokens: int, count: int, skill: float = 0.85, skew: float = 1.0) -> None:
+        """Passes of `tokens` tokens; `skill` is how good pool and predictor are, about; above 1, `skew` makes some
+        experts more wanted than others."""
         rec = self.recorder
         for _ in range(count):
             rec.forward(tokens, phase=phase)
             for layer in range(self.layers):
-                experts = {self.random.randrange(64) for _ in range(4 * tokens)}
+                if skew == 1.0:
+                    experts = {self.random.randrange(64) for _ in range(4 * tokens)}
+                else:
+                    experts = {int(64 * self.random.random() ** skew) for _ in range(4 * tokens)}
                 # Some layers are worse than others, as in a real model.
                 luck = skill - 0.25 * (layer % 7 == 3)
                 resident = {expert for expert in experts if self.random.random() < luck}
@@ -117,10 +121,10 @@ class Recorded:
 
 
 @contextmanager
-def recorded(layers: int = 4, slots: int = 16, seed: int = 1) -> Iterator[Recorded]:
+def recorded(layers: int = 4, slots: int = 16, seed: int = 1, pool_curve: str | None = None) -> Iterator[Recorded]:
     """A run with its own recorder and endpoint."""
     recorder = mt.Recorder()
-    with fake_mlx(), mt.start(model="recorded-moe", port=0, recorder=recorder) as telemetry:
+    with fake_mlx(), mt.start(model="recorded-moe", port=0, recorder=recorder, pool_curve=pool_curve) as telemetry:
         run = Recorded(telemetry, recorder, layers, slots, random.Random(seed))
         run.load()
         yield run

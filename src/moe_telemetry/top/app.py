@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import ClassVar
 
 from textual.app import App, ComposeResult
@@ -14,18 +16,22 @@ from textual.message import Message
 from textual.screen import ModalScreen
 from textual.widgets import ContentSwitcher, Footer, Static
 
+from moe_telemetry.client import ClientError
+
 from . import panes
 from .help import HELP
-from .poller import Outcome, Poller
+from .poller import Outcome, Poller, attempt
+from .pools import Sized
 from .scrape import Scrape
 from .watched import Watched
-from .widgets import EndpointsPage, LayersPage, Lines, PhasePane
+from .widgets import EndpointsPage, LayersPage, Lines, PhasePane, PoolPage
 from .words import Line, span
 
 LEAST_WIDTH, LEAST_HEIGHT = 80, 24
 AGES_SECONDS = 1.0
 """How often ages are told anew where no scrape comes."""
 
+Asking = Callable[[str], Sized]
 Polling = Callable[[Callable[[int, Outcome], object]], Poller]
 
 
@@ -33,6 +39,16 @@ class Scraped(Message):
     """What became of a scrape."""
 
     def __init__(self, number: int, outcome: Outcome, at: float) -> None:
+        super().__init__()
+        self.number = number
+        self.outcome = outcome
+        self.at = at
+
+
+class SizeTold(Message):
+    """What became of the question for a snapshot."""
+
+    def __init__(self, number: int, outcome: Sized | ClientError, at: float) -> None:
         super().__init__()
         self.number = number
         self.outcome = outcome
@@ -52,7 +68,10 @@ class HelpScreen(ModalScreen[None]):
 
 
 class TopApp(App[None]):
-    """Endpoints on the screen; `poll` makes the poller, and without it scrapes are handed to `take`."""
+    """Endpoints on the screen; `poll` makes the poller, and without it scrapes are handed to `take`.
+
+    `ask` reads an endpoint's snapshot, in a thread of its own, while the page of the pool is seen.
+    """
 
     CSS_PATH = "top.tcss"
     TITLE = "moe-telemetry top"
@@ -61,11 +80,12 @@ class TopApp(App[None]):
         Binding("1", "page('overview')", "Overview"),
         Binding("2", "page('layers')", "Layers"),
         Binding("3", "page('endpoints')", "Endpoints"),
+        Binding("4,c", "page('pool')", "Pool"),
         Binding("space", "pause", "Pause"),
         Binding("s", "sort(1)", "Sort"),
         Binding("S", "sort(-1)", "Sort back", show=False),
         Binding("r", "reverse", "Reverse", show=False),
-        Binding("d", "phase", "Phase"),
+        Binding("d", "phase", "Phase", show=False),
         Binding("e", "endpoint(1)", "Next endpoint", show=False),
         Binding("E", "endpoint(-1)", "Previous endpoint", show=False),
         Binding("question_mark", "help", "Help", key_display="?"),
@@ -77,6 +97,7 @@ class TopApp(App[None]):
         watched: Sequence[Watched],
         poll: Polling | None = None,
         clock: Callable[[], float] = time.monotonic,
+        ask: Asking | None = None,
     ) -> None:
         super().__init__()
         self.watched = list(watched)
@@ -84,12 +105,14 @@ class TopApp(App[None]):
         self.paused_at: float | None = None
         self._frozen: list[Watched] = []
         self._clock = clock
+        self._ask = ask
         self._poller = None if poll is None else poll(self._scraped)
         self._title = Lines(id="title")
         self._status = Lines(id="status")
         self._phases = [PhasePane(phase) for phase in ("decode", "prefill")]
         self._layers = LayersPage()
         self._endpoints = EndpointsPage()
+        self._pool = PoolPage()
         self._pages = ContentSwitcher(initial="overview", id="pages")
         self._memory = Lines(id="memory")
         self._small = Static(id="small")
@@ -102,6 +125,7 @@ class TopApp(App[None]):
             yield Horizontal(*self._phases, id="overview")
             yield self._layers
             yield self._endpoints
+            yield self._pool
         yield self._memory
         yield self._small
         yield Footer(show_command_palette=False)
@@ -147,6 +171,28 @@ class TopApp(App[None]):
             self.watched[number].fail(str(outcome), at)
         self.show()
 
+    def _ask_size(self) -> None:
+        """Ask for the selected endpoint's snapshot, where the last one is old."""
+        number, now = self.selected, self._clock()
+        if self._ask is None or self.paused_at is not None or not self.watched[number].wants_size(now):
+            return
+        threading.Thread(
+            target=self._read_size, args=(number, self.watched[number].url, self._ask), daemon=True
+        ).start()
+
+    def _read_size(self, number: int, url: str, ask: Asking) -> None:
+        """In a thread of its own."""
+        outcome = attempt(partial(ask, url))
+        self.post_message(SizeTold(number, outcome, self._clock()))
+
+    def on_size_told(self, message: SizeTold) -> None:
+        """Take what the snapshot said."""
+        if isinstance(message.outcome, Sized):
+            self.watched[message.number].take_size(message.outcome, message.at)
+        else:
+            self.watched[message.number].size_failure = str(message.outcome)
+        self.show()
+
     # -- what is shown ------------------------------------------------------------------------------------------
 
     @property
@@ -172,6 +218,9 @@ class TopApp(App[None]):
                 pane.show(watched, now)
         elif page == "layers":
             self._layers.show(watched, now)
+        elif page == "pool":
+            self._ask_size()
+            self._pool.show(watched, now)
         else:
             self._endpoints.show_all(self.seen, self.selected, now)
 
@@ -189,7 +238,7 @@ class TopApp(App[None]):
     def action_page(self, name: str) -> None:
         """Show another page."""
         self._pages.current = name
-        self.query_one({"layers": "#rows", "endpoints": "#endpoints"}.get(name, "#pages")).focus()
+        self.query_one({"layers": "#rows", "endpoints": "#endpoints", "pool": "#pool"}.get(name, "#pages")).focus()
         self.call_after_refresh(self.show)
 
     def action_pause(self) -> None:

@@ -73,10 +73,11 @@ def _screen(bases: list[str], interval: float) -> int:
             f"top needs {error.name}, the extra `tui`: pip install 'moe-telemetry[tui]'; --once needs nothing"
         ) from error
     from .poller import Poller
+    from .pools import ask
     from .watched import Watched
 
     if hasattr(os, "nice"):
         os.nice(POLITE)
-    app = TopApp([Watched(base) for base in bases], partial(Poller, bases, interval))
+    app = TopApp([Watched(base) for base in bases], partial(Poller, bases, interval), ask=ask)
     app.run()
     return app.return_code or 0

@@ -28,6 +28,7 @@ class Absent(Enum):
     NO_LIMIT = "no limit"
     ONE_SCRAPE = "one scrape"
     NO_DRAFTS = "no drafts"
+    SNAPSHOT = "only in a snapshot"
 
 
 Figure = float | Absent
@@ -103,10 +104,7 @@ class PhaseFrame:
 
 @dataclass(frozen=True)
 class Frame:
-    """An endpoint's figures over `seconds`, the time between two scrapes, or of the run so far with one only.
-
-    `curve`: decode's hit rate in simulated pools by their slots; empty where none was simulated in that time.
-    """
+    """An endpoint's figures over `seconds`, the time between two scrapes, or of the run so far with one only."""
 
     run: dict[str, str]
     age: float | None
@@ -115,7 +113,6 @@ class Frame:
     restarted: bool
     phases: dict[str, PhaseFrame]
     pool: int | None
-    curve: dict[int, float]
     accepted: Figure
     memory: dict[str, Figure]
     lost: float
@@ -132,7 +129,6 @@ def frame(window: Window, whole_run: bool = False) -> Frame:
         restarted=window.restarted,
         phases={phase: _phase(window, phase) for phase in c.PHASES},
         pool=smallest_pool(window),
-        curve=_curve(window),
         accepted=_known(acceptance(window), window, c.SPECULATION_TOKENS),
         memory=_memory(window),
         lost=sum(window.now.values(c.LOST)),
@@ -239,20 +235,6 @@ def _overflows(window: Window, phase: str, calls: float) -> Figure:
     if not window.has(c.POOL_CAPACITY):
         return Absent.NO_POOL
     return window.total(c.LAYER_OVERFLOWS, phase=phase) / calls if calls else Absent.IDLE
-
-
-def _curve(window: Window) -> dict[int, float]:
-    """Up to the first size that larger ones are not better than."""
-    lookups = window.total(c.SIMULATED_LOOKUPS, phase="decode")
-    found: dict[int, float] = {}
-    if lookups:
-        hits = {slots: window.total(c.SIMULATED_HITS, phase="decode", slots=str(slots)) for slots in c.POOL_SIZES}
-        most = max(hits.values())
-        for slots, number in hits.items():
-            found[slots] = number / lookups
-            if number == most:
-                break
-    return found
 
 
 def _read(window: Window, phase: str, source: str) -> ReadRow:

@@ -58,6 +58,8 @@ class History:
 
 
 BARS = "▁▂▃▄▅▆▇█"
+EIGHTHS = "▏▎▍▌▋▊▉"
+"""Of a column, from one to seven."""
 
 
 def bars(columns: list[float | None], top: float | None = None) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from moe_telemetry.client import TIMEOUT_SECONDS, ClientError
 
-from . import panes
+from . import panes, pool_lines, pools
 from .layers import ORDERS, LayerRow, ordered
 from .poller import Outcome, Read, attempt
 from .scrape import Reader
@@ -21,11 +22,16 @@ WORST_LAYERS = 4
 _WORST = next(order for order in ORDERS if order.name == "hit")
 
 
-def watch_once(bases: Sequence[str], interval: float, reader: Callable[[str], Read] = Reader) -> list[Watched]:
-    """Each endpoint after two scrapes `interval` seconds apart, or with the failure of one."""
+def watch_once(
+    bases: Sequence[str],
+    interval: float,
+    reader: Callable[[str], Read] = Reader,
+    ask: Callable[[str], pools.Sized] = pools.ask,
+) -> list[Watched]:
+    """Each endpoint after two scrapes `interval` seconds apart and its snapshot, or with the failure of one."""
     watched = [Watched(base) for base in bases]
     threads = [
-        threading.Thread(target=_twice, args=(each, interval, reader(each.url)), daemon=True) for each in watched
+        threading.Thread(target=_twice, args=(each, interval, reader(each.url), ask), daemon=True) for each in watched
     ]
     until = time.monotonic() + interval + PATIENCE_SECONDS
     for thread in threads:
@@ -37,7 +43,7 @@ def watch_once(bases: Sequence[str], interval: float, reader: Callable[[str], Re
     return watched
 
 
-def _twice(watched: Watched, interval: float, read: Read) -> None:
+def _twice(watched: Watched, interval: float, read: Read, ask: Callable[[str], pools.Sized]) -> None:
     begin = time.monotonic()
     for last in (False, True):
         outcome: Outcome = attempt(read)
@@ -47,6 +53,11 @@ def _twice(watched: Watched, interval: float, read: Read) -> None:
         watched.take(outcome)
         if not last:
             time.sleep(max(0.0, begin + interval - time.monotonic()))
+    sized = attempt(partial(ask, watched.url))
+    if isinstance(sized, ClientError):
+        watched.size_failure = str(sized)
+    else:
+        watched.take_size(sized, time.monotonic())
 
 
 def text(watched: Watched, now: float) -> list[str]:
@@ -56,7 +67,7 @@ def text(watched: Watched, now: float) -> list[str]:
     if found is not None:
         left, right = (_phase(watched, phase) for phase in ("decode", "prefill"))
         lines += beside(left, right, panes.PANE_WIDTH)
-        lines += [panes.memory(found), panes.drafts(found), *panes.curve(found)]
+        lines += [panes.memory(found), panes.drafts(found), [], *pool_lines.lines(watched, now)]
     return [plain(line) for line in lines]
 
 

@@ -17,8 +17,6 @@ NEW_SECONDS = 60.0
 """How long a run that followed another one is called new."""
 LONG_PASS = 1.0
 """Seconds of the pass in progress that are worth a word while others end."""
-CURVE_SIZES = 5
-"""Of pools that are simulated: so many fit in a line."""
 DETAIL_LINES = 15
 """Of `detail`, with so many lengths of unions."""
 OUTCOMES = (
@@ -206,16 +204,6 @@ def memory(found: Frame) -> Line:
 def drafts(found: Frame) -> Line:
     """Share of the draft tokens that verification accepted."""
     return [("drafts accepted ", ""), figure(found.accepted, f"{percent(known(found.accepted))}%")]
-
-
-def curve(found: Frame) -> list[Line]:
-    """What pools of other sizes would have hit, from one below the actual size on; nothing where that is not known."""
-    if not found.curve:
-        return []
-    smaller = [slots for slots in found.curve if slots < (found.pool or 0)]
-    shown = [slots for slots in found.curve if slots >= max(smaller, default=0)][:CURVE_SIZES]
-    rates = "  ".join(f"{slots}:{percent(found.curve[slots])}" for slots in shown)
-    return [[("LRU pool, decode hit % by slots  ", ""), (rates, "")]]
 
 
 def _size(value: Figure) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from moe_telemetry.client import ClientError
 
@@ -12,10 +13,11 @@ from .scrape import Reader, Scrape
 
 Outcome = Scrape | ClientError
 Read = Callable[[], Scrape]
+Answer = TypeVar("Answer")
 
 
-def attempt(read: Read) -> Outcome:
-    """A scrape, or why there is none; raises no Exception."""
+def attempt(read: Callable[[], Answer]) -> Answer | ClientError:
+    """An answer, or why there is none; raises no Exception."""
     try:
         return read()
     except ClientError as error:

@@ -6,9 +6,11 @@ from copy import copy
 from dataclasses import dataclass
 
 from moe_telemetry import catalog as c
+from moe_telemetry.pool_size import Found
 
 from .frame import Frame, PhaseFrame, frame
 from .history import History
+from .pools import SIZE_SECONDS, Sized, scraped
 from .scrape import Scrape
 from .window import Window
 
@@ -25,6 +27,7 @@ class Watched:
     """Fed by `take` and `fail`; `url` is the endpoint's base address.
 
     `failure` and `failed_since` are of the outage in progress, `restarts` counts the runs that replaced another.
+    `sized` is what the run's snapshot said of the pool at `sized_at`, `size_failure` why the last one did not come.
     """
 
     def __init__(self, url: str) -> None:
@@ -37,6 +40,10 @@ class Watched:
         self.failure: str | None = None
         self.failed_since: float | None = None
         self.restarts = 0
+        self.sized: Sized | None = None
+        self.sized_at = 0.0
+        self.size_failure: str | None = None
+        self.size_asked: float | None = None
 
     def take(self, scrape: Scrape) -> None:
         """A scrape that came: figures are what it adds to the last one, or the run so far."""
@@ -50,6 +57,7 @@ class Watched:
         if found.restarted:
             self.restarts += 1
             self.shown.clear()
+            self.sized = self.size_failure = self.size_asked = None
         for phase in c.PHASES:
             if found.phases[phase].active or phase not in self.shown:
                 self.shown[phase] = Shown(found.phases[phase], scrape.at)
@@ -61,6 +69,24 @@ class Watched:
         if self.failed_since is None:
             self.failed_since = at
         self.failure = reason
+
+    def wants_size(self, now: float) -> bool:
+        """Whether it is time to ask for a snapshot; who is told so asks."""
+        if not self.live or (self.size_asked is not None and now < self.size_asked + SIZE_SECONDS):
+            return False
+        self.size_asked = now
+        return True
+
+    def take_size(self, sized: Sized, at: float) -> None:
+        """What a snapshot said, unless another run has begun since."""
+        if self.frame is not None and sized.run == self.frame.run.get("run"):
+            self.sized, self.sized_at, self.size_failure = sized, at, None
+
+    def pool_size(self) -> tuple[Found | None, bool]:
+        """The pool's figures, and whether they are a snapshot's: otherwise the last scrape's."""
+        if self.sized is not None:
+            return self.sized.found, True
+        return None if self.last is None else scraped(self.last), False
 
     def copy(self) -> Watched:
         """As it is now, whatever comes later."""

@@ -11,7 +11,7 @@ from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Static
 
-from . import panes, tables
+from . import panes, pool_lines, tables
 from .history import SHARES, TRACKED, bars
 from .layers import ORDERS, ordered
 from .watched import Watched
@@ -180,6 +180,27 @@ class LayersPage(Vertical):
         if self.order is ORDERS[0]:
             return "layer, last first" if self.reverse else "layer"
         return f"{self.order.name}, {'best' if self.reverse else 'worst'} first"
+
+
+class PoolPage(VerticalScroll):
+    """What pools of other sizes would have hit."""
+
+    def __init__(self) -> None:
+        super().__init__(id="pool")
+        self._lines = Lines()
+        self._count = 0
+
+    def compose(self) -> ComposeResult:
+        """One block of lines."""
+        yield self._lines
+
+    def show(self, watched: Watched, now: float) -> None:
+        """The endpoint's curve."""
+        self.set_class(not watched.live, "old")
+        width = max(panes.PANE_WIDTH, (self.size.width - 4) // 2)
+        lines = pool_lines.lines(watched, now, width) or [[("- no figures yet", "dim")]]
+        self._lines.show_lines(*lines, layout=len(lines) != self._count)
+        self._count = len(lines)
 
 
 class EndpointsPage(VerticalScroll):
