@@ -22,7 +22,7 @@ ROOT = Path(moe_telemetry.__file__).parent
 
 LAYERS = (
     {"catalog", "version"},
-    {"values", "reuse", "cells", "hooks", "processes"},
+    {"values", "routing_trace", "reuse", "cells", "hooks", "processes"},
     {"store", "settings"},
     {"losses", "series"},
     {"counting", "loads"},

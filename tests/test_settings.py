@@ -44,6 +44,8 @@ def test_defaults() -> None:
         decode_seq_max=8,
         snapshot_file=None,
         pool_curve="sample",
+        trace=None,
+        trace_bytes=64 << 20,
         disabled=False,
     )
     assert expected == settings()
@@ -65,6 +67,8 @@ def test_defaults() -> None:
         ("MOE_TELEMETRY_RUN", "night", "run", "night", {"run": "a"}, "a"),
         ("MOE_TELEMETRY_LAYERS", "off", "layers", False, {"layers": "all"}, True),
         ("MOE_TELEMETRY_POOL_CURVE", "off", "pool_curve", "off", {"pool_curve": "all"}, "all"),
+        ("MOE_TELEMETRY_TRACE", "/a.trace", "trace", Path("/a.trace"), {"trace": "/b"}, Path("/b")),
+        ("MOE_TELEMETRY_TRACE_BYTES", "100000", "trace_bytes", 100_000, {"trace_bytes": 1 << 20}, 1 << 20),
         ("MOE_TELEMETRY_DECODE_SEQ_MAX", "16", "decode_seq_max", 16, {"decode_seq_max": 4}, 4),
         ("OTEL_EXPORTER_PROMETHEUS_HOST", "0.0.0.0", "host", "0.0.0.0", {"host": "::1"}, "::1"),
         ("OTEL_EXPORTER_PROMETHEUS_PORT", "9470", "port", 9470, {"port": 0}, 0),
@@ -262,6 +266,16 @@ def test_a_bad_snapshot_file_is_one_line(value: Any, why: str) -> None:
     assert message(snapshot_file=value).endswith(f": {why}")
     if isinstance(value, str):
         assert message({"MOE_TELEMETRY_SNAPSHOT_FILE": value}).startswith("MOE_TELEMETRY_SNAPSHOT_FILE cannot be ")
+
+
+def test_a_trace_needs_a_folder_a_size_and_the_pool_curve() -> None:
+    """What cannot be written, a bound that holds nothing, and layers that are not followed."""
+    assert message(trace="/no/such/folder/t").endswith(": there is no such folder")
+    assert message(trace_bytes=10).startswith("trace_bytes must be a whole number from 65536 to ")
+    assert message({"MOE_TELEMETRY_TRACE_BYTES": "many"}).startswith("MOE_TELEMETRY_TRACE_BYTES must be a whole number")
+    off = "trace needs the layers that pool_curve follows: 'sample' or 'all', not 'off'"
+    assert off == message({"MOE_TELEMETRY_POOL_CURVE": "off"}, trace="/t") == message(trace="/t", pool_curve="off")
+    assert settings({"OTEL_SDK_DISABLED": "true"}, trace="/no/such/folder/t").trace is None
 
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may write anywhere")

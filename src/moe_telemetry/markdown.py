@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from . import catalog as c
-from . import pool_size, summary
+from . import policy_report, pool_size, summary
 from .comparison import PARTS, Comparison, alike, amount, change, differing, named, verdict
 from .figures import PhaseFigures
 from .reports import Report
@@ -57,6 +57,20 @@ def _pool_size(found: Report) -> list[str]:
         rows.append((phase, *("" if rate is None else f"{100 * rate:.1f} %" for rate in rates)))
     head = ("simulated hit rate by slots (LRU, no prefetch)", *sizes)
     return [*table(head, rows), "", *(f"- {remark}" for remark in pool_size.remarks(found))]
+
+
+def policy_lines(found: Report) -> list[str]:
+    """Hit rates of eviction policies on a trace."""
+    run = found["run"]
+    text = [f"Routing trace of {' '.join(code(run.get(key)) for key in ('model', 'runtime', 'run'))}"]
+    for phase, of in found["phases"].items():
+        rates = of["hit_rates"]
+        rows = [
+            (words, *(f"{100 * rate:.1f} %" for rate in rates[policy].values()))
+            for policy, words in policy_report.POLICIES.items()
+        ]
+        text += ["", *table((f"{phase}, hit rate by slots (no prefetch)", *rates["lru"]), rows)]
+    return [*text, "", *(f"- {remark}" for remark in policy_report.remarks(found))]
 
 
 def comparison_lines(found: Comparison, first: str, second: str) -> list[str]:

@@ -41,7 +41,7 @@ def pool_size(snapshot: Snapshot, totals: Totals) -> Found | None:
     curves = {
         layer: {phase: _curve(of) for phase, of in by_phase.items()} for layer, by_phase in known["layers"].items()
     }
-    capacities = _by_layer(snapshot, c.POOL_CAPACITY.name)
+    capacities = by_layer(snapshot, c.POOL_CAPACITY.name)
     reads, _ = totals.observed(c.READ_DURATION)
     nbytes = totals.total(c.READ_BYTES) / reads if reads else None
     number = len([layer for layer in capacities if layer]) or known["seen"]
@@ -80,11 +80,16 @@ def told_steps(found: Found) -> list[Found]:
     return [step for step in found["steps"] if step["slots"][0] >= begin][:SHOWN_STEPS]
 
 
+def shown_sizes(experts: int) -> list[int]:
+    """The catalog's, up to the first one that holds them all."""
+    return [*(size for size in c.POOL_SIZES if size < experts), *[size for size in c.POOL_SIZES if size >= experts][:1]]
+
+
 def _curve(found: Found) -> Curve:
     return Curve(int(found["lookups"]), tuple(map(int, found["distances"])))
 
 
-def _by_layer(snapshot: Snapshot, metric: str, **labels: str) -> dict[str, int]:
+def by_layer(snapshot: Snapshot, metric: str, **labels: str) -> dict[str, int]:
     """Sums of a metric's series by layer, "" where the run has no such label."""
     sums: dict[str, int] = {}
     for series in snapshot["metrics"].get(metric, {"series": []})["series"]:
@@ -100,8 +105,7 @@ def _phase(
     of = {layer: by_phase[phase] for layer, by_phase in curves.items() if phase in by_phase}
     whole = summed(of.values())
     experts = len(whole.distances)
-    sizes = [size for size in c.POOL_SIZES if size < experts]
-    sizes += [size for size in c.POOL_SIZES if size >= experts][:1]
+    sizes = shown_sizes(experts)
     hits = list(accumulate(whole.distances))
     actual = _actual(snapshot, phase, of)
     simulated = None
@@ -124,8 +128,8 @@ def _phase(
 
 def _actual(snapshot: Snapshot, phase: str, of: dict[str, Curve]) -> float | None:
     """Hit rate in the layers that are followed, of all where the run has no label `layer`."""
-    lookups = _by_layer(snapshot, c.LOOKUPS.name, phase=phase)
-    hits = _by_layer(snapshot, c.LOOKUPS.name, phase=phase, outcome="hit")
+    lookups = by_layer(snapshot, c.LOOKUPS.name, phase=phase)
+    hits = by_layer(snapshot, c.LOOKUPS.name, phase=phase, outcome="hit")
     if "" in lookups:
         return hits.get("", 0) / lookups[""] if lookups[""] else None
     number = sum(lookups.get(layer, 0) for layer in of)

@@ -1,4 +1,7 @@
-"""`moe-telemetry report`: the figures of a run from a snapshot's file or a running endpoint, or two runs compared."""
+"""`moe-telemetry report`: the figures of a run from a snapshot's file or a running endpoint, or two runs compared.
+
+With `--trace` also, or only, what pools of other eviction policies would have hit.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from . import client, comparison, markdown
+from . import client, comparison, markdown, policy_report, trace_reader
 from .comparison import Comparison
 from .reports import DAMAGE, Report, ReportError, lines, report
 
@@ -20,9 +23,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument(
         "sources",
-        nargs="+",
+        nargs="*",
         metavar="SNAPSHOT.json|URL",
         help="a snapshot's file, or an endpoint's URL or host:port; of two, what the second makes of the first",
+    )
+    parser.add_argument(
+        "--trace",
+        metavar="FILE",
+        help="a routing trace: hit rates of LRU, LFU and the optimum; of the snapshot's run, or alone, of the last run",
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="for machines, with the figures of every layer")
@@ -34,17 +42,29 @@ def run(options: argparse.Namespace) -> int:
     sources = options.sources
     if len(sources) > 2:
         raise ReportError(f"report takes one snapshot, or two to compare, not {len(sources)}")
+    if not sources and options.trace is None:
+        raise ReportError("report needs a snapshot's file, an endpoint, or --trace FILE")
+    if len(sources) == 2 and options.trace is not None:
+        raise ReportError("a trace is of one run: give one snapshot with --trace, or none")
     snapshots = [load(source) for source in sources]
     reports = [_of(source, report, snapshot) for source, snapshot in zip(sources, snapshots, strict=True)]
     try:
-        if len(reports) == 1:
+        if len(reports) == 2:
+            text = _compared(comparison.compare(*snapshots), reports, sources, options)
+        elif options.trace is None:
             text = _single(reports[0], options)
         else:
-            text = _compared(comparison.compare(*snapshots), reports, sources, options)
+            text = _traced(reports, snapshots, options)
     except DAMAGE as error:
-        raise ReportError(f"the snapshot is damaged: {type(error).__name__}") from error
+        if isinstance(error, ReportError):
+            raise
+        raise ReportError(f"the {_read_from(options)} is damaged: {type(error).__name__}") from error
     print(text)
     return 0
+
+
+def _read_from(options: argparse.Namespace) -> str:
+    return " or the ".join([*["snapshot"] * bool(options.sources), *["trace"] * (options.trace is not None)])
 
 
 def _of(source: str, build: Any, snapshot: Any) -> Report:
@@ -59,6 +79,18 @@ def _single(found: Report, options: argparse.Namespace) -> str:
     if options.json:
         return json.dumps(found, indent=1)
     return "\n".join(markdown.report_lines(found) if options.markdown else lines(found))
+
+
+def _traced(reports: list[Report], snapshots: list[Any], options: argparse.Namespace) -> str:
+    run = snapshots[0]["run"]["run"] if snapshots else None
+    found = policy_report.policy_report(trace_reader.read(options.trace, run), *snapshots)
+    if options.json:
+        return json.dumps({**(reports[0] if reports else {}), "policies": found}, indent=1)
+    if options.markdown:
+        head, told = (markdown.report_lines(reports[0]) if reports else []), markdown.policy_lines(found)
+    else:
+        head, told = (lines(reports[0]) if reports else [policy_report.heading(found)]), policy_report.lines(found)
+    return "\n".join([*head, *[""] * bool(head), *told])
 
 
 def _compared(found: Comparison, reports: list[Report], sources: list[str], options: argparse.Namespace) -> str:

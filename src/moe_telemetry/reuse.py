@@ -22,9 +22,12 @@ from collections.abc import Collection, Iterator, Set
 from dataclasses import dataclass
 from itertools import zip_longest
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import catalog
+
+if TYPE_CHECKING:
+    from .routing_trace import RoutingTrace
 
 MODES = ("sample", "all", "off")
 """Which layers are followed: one of LAYER_SHARE, all, none."""
@@ -48,12 +51,14 @@ WAIT_SECONDS = 1.0
 
 class Feed:
     """The calls of one layer in passes of one phase: `distances[depth]` are lookups that a pool of more than `depth`
-    slots would have hit, and `first` those of experts that had not been used before."""
+    slots would have hit, and `first` those of experts that had not been used before. `head` begins its lines in a
+    routing trace."""
 
-    __slots__ = ("distances", "first", "known", "stack", "waiting")
+    __slots__ = ("distances", "first", "head", "known", "stack", "waiting")
 
-    def __init__(self, stack: LayerStack, known: set[int]) -> None:
+    def __init__(self, stack: LayerStack, known: set[int], head: str) -> None:
         self.stack = stack
+        self.head = head
         self.known = known  # the layer's ids that have been looked at
         self.waiting = stack.curves.waiting
         self.distances: list[int] = []
@@ -80,10 +85,10 @@ class LayerStack:
 
     __slots__ = ("_order", "_signs", "curves", "feeds", "left_out")
 
-    def __init__(self, curves: PoolCurves) -> None:
+    def __init__(self, curves: PoolCurves, layer: int) -> None:
         self.curves = curves
         known: set[int] = set()
-        self.feeds = {phase: Feed(self, known) for phase in catalog.PHASES}
+        self.feeds = {phase: Feed(self, known, f"[{layer},{at}") for at, phase in enumerate(catalog.PHASES)}
         self.left_out = 0  # calls
         self._order = ""
         self._signs: dict[int, str] = {}
@@ -151,7 +156,7 @@ class PoolCurves:
     """The curves of all layers that are followed.
 
     `waiting` holds [feed, *ids] in the order of the calls. Of large ones `put` and `taken` count the ids that came and
-    went, since the difference is to be bounded.
+    went, since the difference is to be bounded. `trace` is told of each call behind its simulation.
     """
 
     def __init__(self, mode: str = MODES[0]) -> None:
@@ -159,6 +164,7 @@ class PoolCurves:
         self.waiting: deque[list[Any]] = deque()
         self.put = self.taken = 0
         self.lost = 0  # calls that were handed over in vain
+        self.trace: RoutingTrace | None = None
         self._layers: dict[int, LayerStack | None] = {}
         # Held by the one who simulates. A hook does not wait for it, nor a collection for long: a signal handler's may
         # have come in the middle of its own thread's.
@@ -171,7 +177,7 @@ class PoolCurves:
         if layer not in self._layers:
             # One of each LAYER_SHARE in a row, and not the first, which is often unlike the others.
             followed = self.mode == "all" or len(self._layers) % LAYER_SHARE == 1
-            self._layers.setdefault(layer, LayerStack(self) if followed else None)
+            self._layers.setdefault(layer, LayerStack(self, layer) if followed else None)
         stack = self._layers[layer]
         return None if stack is None else stack.feeds[phase]
 
@@ -228,6 +234,9 @@ class PoolCurves:
             feed.stack.take(feed, experts)
         except Exception:  # of an id that is a number, and hashes or compares as it likes
             self.lost += 1
+            return
+        if self.trace is not None:
+            self.trace.add(feed.head, experts)
 
     def _next(self) -> list[Any]:
         call = self.waiting.popleft()

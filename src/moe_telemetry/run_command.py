@@ -48,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, words in (("cert", "serve over TLS"), ("key", "its key"), ("client-ca", "demand clients' certificates")):
         add(f"--tls-{name}", metavar="PEM", help=words)
     add("--snapshot", metavar="FILE", help="write the exact totals as JSON at the end")
+    add("--trace", metavar="FILE", help="write the routing of one layer of four, for report --trace")
     add("--linger", type=float, default=0.0, metavar="S", help="at the end, serve until one more scrape, at most S s")
     add("--quiet", action="store_true", help="no address at the start, no summary at the end")
     add("program", nargs=argparse.REMAINDER, metavar="PROGRAM", help=argparse.SUPPRESS)
@@ -98,6 +99,7 @@ def _start(options: argparse.Namespace, program: Program) -> Telemetry:
         otlp=options.otlp,
         decode_seq_max=options.decode_seq_max,
         snapshot_file=options.snapshot,
+        trace=options.trace,
         tls_cert=options.tls_cert,
         tls_key=options.tls_key,
         tls_client_ca=options.tls_client_ca,

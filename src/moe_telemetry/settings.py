@@ -20,6 +20,8 @@ DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 9464
 LAYER_MODES = ("all", "off")
 MAX_TEXT = 1024
+TRACE_BYTES = (64 << 20, 64 << 10, 1 << 40)
+"""Of a routing trace's file: by default, at least, at most."""
 MAX_LAYERS = 10_000
 """Far more than are exported apart (store.LAYER_BUDGET): a number of bytes or parameters given by mistake fails."""
 
@@ -33,7 +35,7 @@ class Settings:
     """Validated settings of one telemetry. `explicit_endpoint`: host or port was an argument.
 
     `snapshot_file`: where stopping writes the totals, an absolute path in a folder that can be written to.
-    `pool_curve`: one of `reuse.MODES`.
+    `pool_curve`: one of `reuse.MODES`. `trace`: where routing is written to, a file of at most `trace_bytes`.
     """
 
     model: str
@@ -49,6 +51,8 @@ class Settings:
     decode_seq_max: int
     snapshot_file: Path | None
     pool_curve: str
+    trace: Path | None
+    trace_bytes: int
     disabled: bool
     warnings: tuple[str, ...] = ()
 
@@ -66,11 +70,17 @@ def resolve(
     decode_seq_max: int | None = None,
     snapshot_file: str | os.PathLike[str] | None = None,
     pool_curve: str | None = None,
+    trace: str | os.PathLike[str] | None = None,
+    trace_bytes: int | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Settings:
     """Merge arguments and environment; ConfigurationError names the argument or variable that is wrong."""
     env = os.environ if environ is None else environ
     disabled, warnings = _disabled(env.get("OTEL_SDK_DISABLED", ""))
+    curve = _choice("pool_curve", pool_curve, env, "MOE_TELEMETRY_POOL_CURVE", MODES)
+    trace_file = None if disabled else _file("trace", trace, env, "MOE_TELEMETRY_TRACE")
+    if trace_file is not None and curve == "off":
+        raise ConfigurationError("trace needs the layers that pool_curve follows: 'sample' or 'all', not 'off'")
     return Settings(
         model=_text("model", model, env, "MOE_TELEMETRY_MODEL", "unknown"),
         runtime=_text("runtime", runtime, env, "MOE_TELEMETRY_RUNTIME", "unknown"),
@@ -86,7 +96,9 @@ def resolve(
             "decode_seq_max", decode_seq_max, env, "MOE_TELEMETRY_DECODE_SEQ_MAX", 8, 1, values.MAX_COUNT
         ),
         snapshot_file=None if disabled else _file("snapshot_file", snapshot_file, env, "MOE_TELEMETRY_SNAPSHOT_FILE"),
-        pool_curve=_choice("pool_curve", pool_curve, env, "MOE_TELEMETRY_POOL_CURVE", MODES),
+        pool_curve=curve,
+        trace=trace_file,
+        trace_bytes=_number("trace_bytes", trace_bytes, env, "MOE_TELEMETRY_TRACE_BYTES", *TRACE_BYTES),
         disabled=disabled,
         warnings=warnings,
     )

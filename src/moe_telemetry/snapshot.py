@@ -94,7 +94,8 @@ def _pool_curve(curves: PoolCurves) -> dict[str, Any] | None:
 
     Keys: `layers`: by layer and phase `lookups`, and `distances`, of which the first n sum to the hits of a pool of n
     slots; `overall`: by phase their sums; `seen`: how many layers there are, followed or not; `left_out`: calls of a
-    layer that had too many experts, or that came behind one with an id that is none; `lost`: calls not simulated.
+    layer that had too many experts, or that came behind one with an id that is none; `lost`: calls not simulated;
+    `trace`, where there is one: `calls` in it so far, and `left_out`, those that found no room or no disk.
     """
     if curves.mode == "off":
         return None
@@ -113,6 +114,7 @@ def _pool_curve(curves: PoolCurves) -> dict[str, Any] | None:
         "overall": {phase: _curve(summed(of_phase)) for phase, of_phase in of_phases.items() if of_phase},
         "left_out": {str(index): stack.left_out for index, stack in curves.followed() if stack.left_out},
         "lost": curves.lost,
+        **({} if (trace := curves.trace) is None else {"trace": {"calls": trace.calls, "left_out": trace.left_out}}),
     }
 
 

@@ -30,6 +30,7 @@ from .hooks import Recorder
 from .otlp import otlp_reader
 from .providers import EXPORT_SECONDS, flush, readers_of, remove_reader, resource, shut_down
 from .readers import PrometheusReader, always_collect, wrap
+from .routing_trace import RoutingTrace, TraceError
 from .settings import ConfigurationError, Settings, resolve
 from .store import Identity, Store
 from .tls import server_context
@@ -64,6 +65,7 @@ class Telemetry:
         self._end_feed: Callable[[], None] | None = None
         self._unwound = 0.0
         self._snapshot_file: Path | None = None
+        self._trace: RoutingTrace | None = None
         self._make_way: Callable[[], object] | None = None
         """What a later start in this process calls first: it may want the same port."""
         # Taken once and never given back: stop() never waits for it, not in a signal handler nor a forked child.
@@ -107,10 +109,22 @@ class Telemetry:
         """Record nothing more, and count what is held back: the totals are final."""
         self._silence()
         _logged(self._store.end)
+        if self._trace is not None:
+            _logged(self._trace.close)
 
     def _write_snapshot(self) -> None:
         if self._snapshot_file is not None:
             snapshot.write(self._snapshot_file, self.snapshot())
+
+    def _write_trace(self, path: Path, limit: int) -> None:
+        identity = self._store.identity
+        run = {key: getattr(identity, key) for key in ("model", "runtime", "run", "version", "start_time")}
+        try:
+            self._trace = RoutingTrace(path, limit, run, self._store.curves)
+        except TraceError as error:
+            raise ConfigurationError(f"trace cannot be {str(path)!r}: {error}") from error
+        self._undo.append(self._trace.close)
+        self._trace.start()
 
     def _record(self) -> None:
         with _switching:
@@ -194,6 +208,8 @@ def start(
     decode_seq_max: int | None = None,
     snapshot_file: str | os.PathLike[str] | None = None,
     pool_curve: str | None = None,
+    trace: str | os.PathLike[str] | None = None,
+    trace_bytes: int | None = None,
     recorder: Recorder = hooks.recorder,
     tls_cert: str | None = None,
     tls_key: str | None = None,
@@ -224,6 +240,10 @@ def start(
             scrape is then not lost (MOE_TELEMETRY_SNAPSHOT_FILE).
         pool_curve: of which layers to find out what pools of other sizes would have hit: "sample" (one of four), "all",
             or "off" (MOE_TELEMETRY_POOL_CURVE).
+        trace: a file to which the routing of those layers is written, behind the runs that it has already:
+            `moe-telemetry report --trace` finds out from it what other policies would have hit (MOE_TELEMETRY_TRACE).
+        trace_bytes: how large that file may become, 64 MiB by default; what comes behind it is counted
+            (MOE_TELEMETRY_TRACE_BYTES).
         recorder: the recorder to turn on. One recorder feeds one telemetry: a second start() takes it over until
             it is stopped.
         tls_cert, tls_key, tls_client_ca: PEM files to serve over TLS and to demand client certificates.
@@ -249,6 +269,8 @@ def start(
         decode_seq_max=decode_seq_max,
         snapshot_file=snapshot_file,
         pool_curve=pool_curve,
+        trace=trace,
+        trace_bytes=trace_bytes,
     )
     for warning in settings.warnings:
         logger.warning(warning)
@@ -263,6 +285,8 @@ def start(
     telemetry._snapshot_file = settings.snapshot_file
     try:
         _expose(telemetry, settings, registry, meter_provider, tls)
+        if settings.trace is not None:
+            telemetry._write_trace(settings.trace, settings.trace_bytes)
         telemetry._record()
     except BaseException:
         telemetry._unwind()
@@ -355,6 +379,8 @@ def _after_fork_in_child() -> None:
         return
     recording.abandon()
     for telemetry in _live:
+        if telemetry._trace is not None:
+            telemetry._trace.abandon()
         for reader in telemetry._readers:
             reader._set_collect_callback(_collect_nothing)  # type: ignore[arg-type]  # the SDK takes None
     _live.clear()

@@ -47,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="hand routed ids to the recorder as MLX arrays, which it counts some passes later",
     )
     add("--snapshot", type=Path, metavar="FILE", help="write the exact totals as JSON at the end")
+    add("--trace", type=Path, metavar="FILE", help="write the routing of all layers, for report --trace")
     add("--no-telemetry", action="store_true", help="the same run without recording, to measure what recording costs")
     add("--fault", choices=FAULTS, help="spoil the run for a while, to see it on a dashboard")
     add("--fault-after", type=float, default=DEFAULTS.fault_after, metavar="S", help="seconds (%(default)g)")
@@ -78,8 +79,9 @@ def run(options: argparse.Namespace) -> int:
         raise DemoError("--fault-after and --fault-for need --fault")
     if not options.linger >= 0:
         raise DemoError(f"--linger must be 0 seconds or more, not {options.linger:g}")
-    if options.no_telemetry and options.snapshot:
-        raise DemoError("--snapshot needs telemetry: leave out --no-telemetry")
+    for name in ("snapshot", "trace"):
+        if options.no_telemetry and getattr(options, name):
+            raise DemoError(f"--{name} needs telemetry: leave out --no-telemetry")
     try:
         from rich.console import Console
 
@@ -126,6 +128,7 @@ def _telemetry(options: argparse.Namespace) -> Telemetry:
         host=options.host,
         port=options.port,
         pool_curve="all",  # of 12 layers a fourth would say little of the others
+        trace=options.trace,
     )
 
 
