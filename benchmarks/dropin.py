@@ -1,7 +1,8 @@
 """What the drop-in costs against the module that it stands in for: running, and without telemetry.
 
 The work that a call leaves for later is inside the times: what waits is brought into the dicts and the histograms
-before a batch's clock stops. It is the thread's CPU time: other processes of a shared machine do not count.
+before a batch's clock stops; the pool curve is left to a scrape, as with the recorder. It is the thread's CPU time:
+other processes of a shared machine do not count.
 """
 
 from __future__ import annotations
@@ -79,12 +80,13 @@ def _misses(experts: int) -> tuple[Event, Event]:
     )
 
 
-def _layer(module: Any) -> Event:
-    """A union that waits for its layer's misses, as with MISS_ATTRIB=1."""
+def _layer(module: Any, *layers: int) -> Event:
+    """A union that waits for its layer's misses, as with MISS_ATTRIB=1; of layers in turn."""
     routed, predicted, resident, ready = _sets(10)
+    index = cycle(layers)
 
     def layer() -> None:
-        module.note_union(1, 10, 3)
+        module.note_union(1, 10, next(index))
         module.note_miss_attrib(routed, predicted, resident, True, ready)
 
     return layer
@@ -182,7 +184,12 @@ def cases(recorder: Recorder) -> list[Case]:
         unions("note_union and note_tprof, one layer a pass", "note_tprof", 1, 1.5),
         Case("note_miss_attrib, 10 experts", *_misses(10), 0.5),
         Case("note_miss_attrib, 25 experts", *_misses(25), 0.3),
-        Case("note_union, then note_miss_attrib of 10", _layer(profiling), _layer(seed), 0.75),
+        Case("note_union, then note_miss_attrib of 10", _layer(profiling, 3), _layer(seed, 3), 0.75),
+        Case(
+            "the same, 48 layers, a fourth followed",
+            *(_layer(module, *range(48)) for module in (profiling, seed)),
+            0.75,
+        ),
         Case("PROF[...] += against a dict's", write(profiling.PROF, "fetch", 1e-4), write(plain, "fetch", 1e-4), 10.0),
         Case(
             "PROF[...] += against recorder.block",
@@ -235,7 +242,9 @@ def _times(case: Case, repeats: int, calls: int) -> dict[str, list[float]]:
         if event is case.event:
             flow.flush()
             misses.settle()
-        return (thread_time() - begin) / number * 1e9
+        nanoseconds = (thread_time() - begin) / number * 1e9
+        flow.home.curves.collect()  # as a scrape does
+        return nanoseconds
 
     return turns({"ours": partial(batch, case.event), "theirs": partial(batch, case.against)}, repeats)
 

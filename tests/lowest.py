@@ -23,9 +23,9 @@ TOOLS = ("pytest", "hypothesis")
 MODULES = (
     *("abuse", "catalog", "cycles", "demo_blobs", "demo_command", "demo_engine", "demo_parts", "demo_settings"),
     *("endpoint", "ends", "exposition", "exposition_parity", "figures", "fuzz_hooks", "lifecycle", "lost", "off"),
-    *("otlp", "processes", "profiling", "profiling_block", "profiling_property", "prometheus", "readers", "recorder"),
-    *("pool_size", "rendering", "report", "reuse", "rounds", "routing", "routing_threads", "security", "series"),
-    *("settings", "threads", "values"),
+    *("otlp", "processes", "profiling", "profiling_block", "profiling_curve", "profiling_property", "prometheus"),
+    *("pool_size", "readers", "recorder", "rendering", "report", "reuse", "rounds", "routing", "routing_threads"),
+    *("security", "series", "settings", "threads", "values"),
 )
 """Of tests/test_*.py."""
 

@@ -28,6 +28,8 @@ class Runtime:
         self.flags = flags.split()
         self.reference = Reference()
         self.expected: Counter[tuple[str, ...]] = Counter()
+        self.routed: list[tuple[int, str, set[int]]] = []
+        """Layer, phase and ids, where both the union and the misses are noted."""
         self.now = 0.0
         self._random = random.Random(seed)
 
@@ -117,6 +119,8 @@ class Runtime:
         for found in (self.reference, profiling):
             found.note_miss_attrib(routed, predicted, resident, phase == "decode", ready)
         label = str(layer) if "union" in self.flags else "none"
+        if "union" in self.flags:
+            self.routed.append((layer, phase, set(routed)))
         outcomes = {
             "hit": routed & resident,
             "miss_evicted": (routed & predicted & ready) - resident,
@@ -143,10 +147,11 @@ class Runtime:
 
 
 def recorded(snapshot: dict[str, Any]) -> dict[tuple[str, ...], float]:
-    """A snapshot's counters and histograms in the form of `Runtime.expected`, zeros left out."""
+    """A snapshot's counters and histograms in the form of `Runtime.expected`, zeros left out, and the pool curve, which
+    `Runtime.routed` is for."""
     found = {}
     for name, metric in snapshot["metrics"].items():
-        if name.startswith(("moe.telemetry", "process")) or metric["kind"] == "gauge":
+        if name.startswith(("moe.telemetry", "moe.pool.simulated", "process")) or metric["kind"] == "gauge":
             continue
         for series in metric["series"]:
             labels = tuple(series["labels"].values())

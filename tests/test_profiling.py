@@ -395,6 +395,14 @@ def test_repeated_ids_collapse_in_what_is_exported():
     )
 
 
+def test_what_is_ready_and_was_not_predicted_is_no_hit_of_a_prefetch():
+    """Of three resident experts two were predicted, and of these one was ready; so was another that was not."""
+    with capture() as captured:
+        note_miss_attrib({1, 2, 3, 4}, {1, 2, 4}, {1, 2, 3}, True, ready={1, 3, 4, 9})
+        assert 1 == captured.value("moe.prefetch.hits", phase="decode")
+        assert 1 == captured.value("moe.expert.lookups", phase="decode", layer="none", outcome="miss_evicted")
+
+
 def test_iterables_without_an_end_are_refused():
     """A list is read whole however long it is; of a generator no more than 65,536 ids."""
     with capture() as captured:

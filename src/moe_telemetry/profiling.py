@@ -35,6 +35,7 @@ from .profiling_state import (
 )
 from .profiling_times import Series
 from .profiling_unions import View, samples, sums
+from .reuse import LARGE, MAX_WAITING
 from .store import Store
 
 __all__ = [
@@ -217,7 +218,10 @@ def note_miss_attrib(  # noqa: PLR0912, PLR0915
             number = missed
         late = evicted = by_prefetch = 0
         if ready:
-            by_prefetch = len(uniq & ready & predicted)
+            arrived = uniq & ready
+            if not arrived <= predicted:  # it is nearly always
+                arrived = arrived & predicted
+            by_prefetch = len(arrived)
         if missed:
             named = absent & predicted
             late = len(named)
@@ -233,11 +237,20 @@ def note_miss_attrib(  # noqa: PLR0912, PLR0915
         unpredicted = missed - late - evicted
         hits = number - missed
         if decode:
-            cells, untold = flow.misses("decode")
+            cells, untold, curve = flow.misses("decode")
             sums = _decode
         else:
-            cells, untold = flow.misses("prefill")
+            cells, untold, curve = flow.misses("prefill")
             sums = _prefill
+        if curve is not None:
+            try:
+                # The usual case of what the call does, which costs as much again.
+                if number <= LARGE and uniq <= curve.known and len(curve.waiting) < MAX_WAITING:
+                    curve.waiting.append([curve, *uniq])
+                else:
+                    curve.hand_over(uniq)
+            except Exception:
+                curve.stack.leave_out()
         sums.calls += 1
         sums.routed += number
         cells.hit += hits

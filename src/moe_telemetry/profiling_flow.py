@@ -16,6 +16,7 @@ from .cells import LayerCells
 from .profiling_balances import MissBalance, RecallBalance
 from .profiling_times import Lose, Series
 from .profiling_unions import UNKNOWN, Unions
+from .reuse import Feed
 from .store import NONE, Store
 from .values import MAX_COUNT, MAX_LAYER, refuse_lazy
 
@@ -181,8 +182,9 @@ class Flow:
         else:
             self._marked = False
 
-    def misses(self, phase: str) -> tuple[LayerCells, bool]:
-        """Cells for the lookups of the layer at hand, and whether they are the first to tell of the layer call."""
+    def misses(self, phase: str) -> tuple[LayerCells, bool, Feed | None]:
+        """Cells for the lookups of the layer at hand, whether they are the first to tell of the layer call, and where
+        their ids go: only behind their union is the layer known to be theirs, which a pool curve must not mix up."""
         if self.miss.owed or self.recall.owed:
             self.settle_counts()
         told = self.told() or phase if self.home.active or self._explicit else phase
@@ -198,20 +200,20 @@ class Flow:
                 cells.sizes[size] += 1
             except KeyError:
                 unions.add(phase, seq, size, layer)
-                return unions.cells(phase, seq, layer), True
+                cells = unions.cells(phase, seq, layer)
+                return cells, True, cells.curve
             if size > cells.capacity:
                 cells.overflows += 1
-            return cells, True
+            return cells, True, cells.curve
         untold = self.waits or self.seq == UNKNOWN
-        if not self.waits:
+        first = not self.waits
+        if first:
             self.waits = True
             self.watch()
         if self.timed or told != self.phase:
             self._decide(told, self.seq, self.layer, waited=False)
-        try:
-            return unions.by_phase[phase][self.seq][self.layer], untold
-        except KeyError:
-            return unions.cells(phase, self.seq, self.layer), untold
+        cells = unions.cells(phase, self.seq, self.layer)
+        return cells, untold, cells.curve if first else None
 
     def resolve(self) -> None:
         """Count the union that no `note_miss_attrib` came for."""

@@ -124,6 +124,12 @@ class Unions:
 
     def cells(self, phase: str, seq: int, layer: int) -> LayerCells:
         """Cells for what is known of a layer in passes of this phase and length, UNKNOWN included."""
+        try:
+            return self.by_phase[phase][seq][layer]
+        except KeyError:
+            return self._new_cells(phase, seq, layer)
+
+    def _new_cells(self, phase: str, seq: int, layer: int) -> LayerCells:
         seq, layer = int(seq), int(layer)  # True equals 1, and would be another label
         row = self._row(phase, seq) or self.home.row(phase, seq)
         return row.by_layer.get(layer) or self.home.layer_cells(row, layer)
