@@ -38,7 +38,7 @@ from moe_telemetry.profiling import (
 from moe_telemetry.profiling_dicts import Plain
 from moe_telemetry.profiling_state import by_key, flow
 from moe_telemetry.profiling_times import Series
-from moe_telemetry.profiling_unions import Samples
+from moe_telemetry.profiling_views import Samples
 from moe_telemetry.series import read
 from moe_telemetry.store import Store
 from moe_telemetry.testing import Capture, capture

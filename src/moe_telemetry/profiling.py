@@ -34,7 +34,7 @@ from .profiling_state import (
     switch,
 )
 from .profiling_times import Series
-from .profiling_unions import View, samples, sums
+from .profiling_views import View, samples, sums
 from .reuse import LARGE, MAX_WAITING
 from .store import Store
 
