@@ -15,6 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from moe_telemetry import catalog as c
+from moe_telemetry.trace_reader import read
 
 mx = pytest.importorskip("mlx.core")
 
@@ -65,10 +66,16 @@ def _get(url):
 
 
 @pytest.fixture(scope="session")
-def finished(cache, tmp_path_factory):
+def folder(tmp_path_factory):
+    """Where it writes its files."""
+    return tmp_path_factory.mktemp("files")
+
+
+@pytest.fixture(scope="session")
+def finished(cache, folder):
     """A run of 300 tokens: what it printed, and its snapshot."""
-    file = tmp_path_factory.mktemp("snapshot") / "s.json"
-    done = _run(cache, "--tokens", 300, "--port", 0, "--snapshot", file)
+    file = folder / "s.json"
+    done = _run(cache, "--tokens", 300, "--port", 0, "--snapshot", file, "--trace", folder / "trace")
     assert (0, "") == (done.returncode, done.stderr)
     return done.stdout, json.loads(file.read_text())
 
@@ -76,6 +83,15 @@ def finished(cache, tmp_path_factory):
 def _total(snapshot, metric, **labels):
     series = snapshot["metrics"][metric.name]["series"]
     return sum(found["value"] for found in series if labels.items() <= found["labels"].items())
+
+
+def test_the_trace_has_every_lookup_of_the_run(finished, folder):
+    """Of all layers and both phases, and its end."""
+    found = read(str(folder / "trace"), finished[1]["run"]["run"])
+    assert (12, 0, 12) == (found.end["layers"], found.end["left_out"], len(found.layers))
+    for number, phase in enumerate(c.PHASES):
+        calls = [experts for layer in found.layers.values() for at, experts in layer.calls() if at == number]
+        assert _total(finished[1], c.LOOKUPS, phase=phase) == sum(map(len, calls))
 
 
 @pytest.mark.parametrize("phase", c.PHASES)
@@ -255,6 +271,8 @@ def _missing(text):
         (["--host", "no.such.host.invalid"], "no address of this machine"),
         (["--port", "99999"], "port must be"),
         (["--no-telemetry", "--snapshot", "s.json"], "--no-telemetry"),
+        (["--no-telemetry", "--trace", "t"], "--trace needs telemetry"),
+        (["--trace", "no such folder/t"], "trace cannot be"),
         (["--fault-after", "3"], "need --fault"),
         (["--linger", "-1"], "--linger"),
     ],

@@ -15,6 +15,7 @@ from test_reuse import drawn, replay
 
 from moe_telemetry import catalog as c
 from moe_telemetry import cli, policies
+from moe_telemetry.reuse import Curve
 from moe_telemetry.trace_reader import LayerCalls
 
 Calls = list[tuple[str, frozenset[int]]]
@@ -27,6 +28,11 @@ def recorded(calls: Calls) -> LayerCalls:
     for phase, experts in calls:
         found.add(c.PHASES.index(phase), list(experts))
     return found
+
+
+def at(curves: list[Curve], slots: int) -> list[int]:
+    """Hits of pools of so many slots, by phase."""
+    return [curve.at(slots) for curve in curves]
 
 
 def routing(seed: int, experts: int, number: int, top: int, prefill: int) -> Calls:
@@ -85,27 +91,25 @@ def most_hits(calls: Calls, slots: int, phases: tuple[str, ...]) -> int:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_ranks_by_the_last_use_are_lru(seed: int) -> None:
-    """The replay that all policies have in common hits what a replay of LRU does, and the curve, at every size."""
+    """The order that all policies have in common hits what a replay of LRU does, and the curve, at every size."""
     calls = routing(seed, 24, 150, top=5, prefill=12)
     given = recorded(calls)
-    sizes = range(1, 26)
-    found = policies.replay(given, sizes, policies.recency(given))
+    found = policies.ranked(given, policies.recency(given))
     curves = policies.lru(given)
-    for slots in sizes:
+    assert [curve.lookups for curve in curves] == [curve.lookups for curve in found]
+    for slots in range(1, 26):
         expected = replay(calls, slots)
-        assert [expected[phase] for phase in c.PHASES] == found[slots]
-        assert found[slots] == [curve.at(slots) for curve in curves]
+        assert [expected[phase] for phase in c.PHASES] == at(found, slots) == at(curves, slots)
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_lfu_is_a_plain_replay_of_it(seed: int) -> None:
     """At every size, unions larger than the pool included, to the integer."""
     calls = routing(seed, 24, 150, top=5, prefill=12)
-    sizes = range(1, 26)
-    found = policies.lfu(recorded(calls), sizes)
-    for slots in sizes:
+    found = policies.lfu(recorded(calls))
+    for slots in range(1, 26):
         expected = lfu_replay(calls, slots)
-        assert [expected[phase] for phase in c.PHASES] == found[slots]
+        assert [expected[phase] for phase in c.PHASES] == at(found, slots)
 
 
 def test_no_choice_has_more_hits_than_the_optimum() -> None:
@@ -123,7 +127,7 @@ def test_no_choice_has_more_hits_than_the_optimum() -> None:
             for _ in range(rng.randint(4, 9))
         ]
         slots = rng.randint(1, 4)
-        found = policies.optimum(recorded(calls), [slots])[slots]
+        found = at(policies.optimum(recorded(calls)), slots)
         assert [most_hits(calls, slots, (phase,)) for phase in c.PHASES] == found, (calls, slots)
         unlike += sum(found) > most_hits(calls, slots, c.PHASES)
         larger += any(len(needed) > slots for _, needed in calls)
@@ -135,13 +139,12 @@ def test_no_choice_has_more_hits_than_the_optimum() -> None:
 def test_the_optimum_is_above_the_others(seed: int) -> None:
     """LRU and LFU are two of the choices; all agree where every expert has a slot, and misses are first uses."""
     given = recorded(routing(seed, 40, 400, top=6, prefill=20))
-    sizes = range(1, 42)
-    best, least_used, curves = policies.optimum(given, sizes), policies.lfu(given, sizes), policies.lru(given)
-    for slots in sizes:
-        for phase, curve in enumerate(curves):
-            assert best[slots][phase] >= max(least_used[slots][phase], curve.at(slots))
-    assert best[40] == least_used[40] == [curve.at(40) for curve in curves]
-    assert any(best[slots] > least_used[slots] for slots in sizes)
+    best, least_used, last_used = policies.optimum(given), policies.lfu(given), policies.lru(given)
+    for slots in range(1, 42):
+        for most, *others in zip(*(at(curves, slots) for curves in (best, least_used, last_used)), strict=True):
+            assert most >= max(others)
+    assert at(best, 40) == at(least_used, 40) == at(last_used, 40)
+    assert at(best, 10) > at(least_used, 10)
 
 
 # -- the report ------------------------------------------------------------------------------------------------------
@@ -181,7 +184,7 @@ def test_a_trace_alone_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str
     decode = found["phases"]["decode"]
     assert {"8": 0.0, "16": 0.0, "24": 0.9} == decode["hit_rates"]["lru"]
     calls: Calls = [("decode", frozenset(experts)) for layer, _, *experts in cycle(1, 20, 100)]
-    assert 2 * policies.optimum(recorded(calls), [16])[16][1] / 400 == decode["hit_rates"]["optimum"]["16"]
+    assert 2 * at(policies.optimum(recorded(calls)), 16)[1] / 400 == decode["hit_rates"]["optimum"]["16"]
     assert (16, 0.0) == (decode["at"]["slots"], decode["at"]["lru"])
     assert decode["earns"] == decode["at"]["optimum"] > 0.6
     assert f"no eviction policy earns more than {100 * decode['earns']:.1f} points over LRU" in text
@@ -248,7 +251,7 @@ def test_a_trace_without_calls_says_no_rates(tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ([], "report needs a snapshot's file, an endpoint, or --trace FILE"),
+        ([], "report needs a snapshot's file, an endpoint, or --trace; see moe-telemetry report --help"),
         (["a.json", "b.json", "--trace", "t"], "a trace is of one run: give one snapshot with --trace, or none"),
     ],
     ids=str,

@@ -222,7 +222,8 @@ rec.forward(1); rec.routed(0, {1, 2}); rec.tokens(1); rec.forward_done(0.25)
 sys.exit(6)
 """
     (tmp_path / "script.py").write_text(text)
-    words = ["--port", "0", "--run", "night", "--snapshot", "run.json", "script.py", "--model", "org/tiny-moe/"]
+    words = ["--port", "0", "--run", "night", "--snapshot", "run.json", "--trace", "run.trace"]
+    words += ["script.py", "--model", "org/tiny-moe/"]
     with subprocess.Popen(
         [*COMMAND, *words],
         cwd=tmp_path,
@@ -245,6 +246,8 @@ sys.exit(6)
         line[:26].strip(): line[26:].replace("/ 3", "").replace("/ 2", "").split() for line in table[1:]
     }
     assert "tiny-moe" == json.loads((tmp_path / "run.json").read_text())["run"]["model"]
+    begin, end = map(json.loads, (tmp_path / "run.trace").read_text().splitlines())
+    assert ("tiny-moe", {"calls": 0, "left_out": 0, "why": None, "layers": 1}) == (begin["model"], end["end"])
 
 
 def test_it_lingers_until_one_more_scrape(tmp_path):
@@ -281,6 +284,7 @@ def test_the_program_runs_where_telemetry_cannot_start(tmp_path):
         for why, options, environment in (
             (f"cannot serve metrics on 127.0.0.1 port {port}: ", ["--port", str(port)], {}),
             ("snapshot_file cannot be 'no folder/run.json'", ["--snapshot", "no folder/run.json"], {}),
+            ("trace cannot be 'no folder/run.trace'", ["--trace", "no folder/run.trace"], {}),
             ("MOE_TELEMETRY_LAYERS must be ", [], {"MOE_TELEMETRY_LAYERS": "some"}),
             ("ZeroDivisionError: division by zero", [], {"PYTHONPATH": str(tmp_path / "broken")}),
         ):

@@ -64,18 +64,15 @@ def policy_report(recorded: RecordedRun, snapshot: Snapshot | None = None) -> Fo
 
 
 def _layer(calls: LayerCalls, sizes: list[int]) -> Found:
-    curves = policies.lru(calls)
-    replayed = {"lfu": policies.lfu(calls, sizes), "optimum": policies.optimum(calls, sizes)}
-    found: Found = {}
-    for place, (phase, curve) in enumerate(zip(c.PHASES, curves, strict=True)):
-        if curve.lookups:
-            hits = {"lru": {str(slots): curve.at(slots) for slots in sizes}}
-            hits |= {
-                policy: {str(slots): by_phase[place] for slots, by_phase in of.items()}
-                for policy, of in replayed.items()
-            }
-            found[phase] = {"lookups": curve.lookups, "hits": hits}
-    return found
+    curves = {"lru": policies.lru(calls), "lfu": policies.lfu(calls), "optimum": policies.optimum(calls)}
+    return {
+        phase: {
+            "lookups": curves["lru"][place].lookups,
+            "hits": {policy: {str(slots): of[place].at(slots) for slots in sizes} for policy, of in curves.items()},
+        }
+        for place, phase in enumerate(c.PHASES)
+        if curves["lru"][place].lookups
+    }
 
 
 def _phase(layers: list[tuple[Found, int | None]]) -> Found:

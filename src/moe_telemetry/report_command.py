@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     if len(sources) > 2:
         raise ReportError(f"report takes one snapshot, or two to compare, not {len(sources)}")
     if not sources and options.trace is None:
-        raise ReportError("report needs a snapshot's file, an endpoint, or --trace FILE")
+        raise ReportError("report needs a snapshot's file, an endpoint, or --trace; see moe-telemetry report --help")
     if len(sources) == 2 and options.trace is not None:
         raise ReportError("a trace is of one run: give one snapshot with --trace, or none")
     snapshots = [load(source) for source in sources]

@@ -215,8 +215,8 @@ class PoolCurves:
         return len(self.waiting) > times * MAX_WAITING or self.put - self.taken > times * MAX_LARGE
 
     def collect(self) -> None:
-        """Simulate what has been handed over so far."""
-        if not self.waiting or not self._lock.acquire(timeout=WAIT_SECONDS):
+        """Simulate what has been handed over so far; what another one is simulating is done behind it, too."""
+        if not (self.waiting or self._lock.locked()) or not self._lock.acquire(timeout=WAIT_SECONDS):
             return
         try:
             for number in range(len(self.waiting)):

@@ -136,7 +136,7 @@ class RoutingTrace:
                 logger.warning("the routing trace %s has no end yet: a thread waits for the disk", self._path)
 
     def abandon(self) -> None:
-        """In a forked child: the file is the parent's."""
+        """In a forked child: the file is the parent's, and locked as long as somebody has it open."""
         self._closed = True
         with suppress(OSError):
             os.close(self._file)
@@ -166,7 +166,6 @@ class RoutingTrace:
         if why:
             logger.warning("the routing trace %s lacks the last %d calls: %s", self._path, left_out, REASONS[why])
         with suppress(OSError):
-            _unlock(self._file)
             os.close(self._file)
 
     def _drain(self) -> None:
@@ -227,10 +226,3 @@ def _lock(file: int) -> None:
         raise TraceError("another run writes to it") from error
     except (ImportError, OSError):  # a system or a file system without locks
         pass
-
-
-def _unlock(file: int) -> None:
-    with suppress(ImportError):
-        import fcntl
-
-        fcntl.flock(file, fcntl.LOCK_UN)  # a child of a fork may hold the file open

@@ -124,14 +124,14 @@ def _begin(line: bytes) -> dict[str, Any] | None:
 
 
 def _take(found: RecordedRun, line: bytes, path: str) -> None:
-    """A call, or the end. The line without an end that a killed run leaves is not read, nor what is no call."""
+    """A call, or the end; what is neither, as half a line of a run that was killed, is counted."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
         record = None
     if isinstance(record, dict) and isinstance(record.get("end"), dict):
         found.end = record["end"]
-    elif isinstance(record, list) and line.endswith(b"\n") and _is_call(record):
+    elif isinstance(record, list) and _is_call(record):
         layer, phase, *experts = record
         calls = found.layers.setdefault(layer, LayerCalls())
         calls.add(phase, experts)
