@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from moe_telemetry.demo.settings import DemoSettings
 from moe_telemetry.reports import ReportError
 from moe_telemetry.trace_reader import RecordedRun, read
 
+PAGE = Path(__file__).parent.parent / "docs" / "pool_size.md"
 Start = Callable[..., Any]
 
 
@@ -40,16 +42,10 @@ def route(rec: mt.Recorder, calls: list[Call]) -> None:
 
 def few_lines(path: Path) -> list[Call]:
     """A trace of one run as docs/pool_size.md reads it."""
-    phases: list[str] = []
-    calls: list[Call] = []
-    for line in path.open():
-        record = json.loads(line)
-        if isinstance(record, dict):
-            phases = record.get("phases", phases)
-        else:
-            layer, phase, *experts = record
-            calls.append((layer, phases[phase], frozenset(experts)))
-    return calls
+    (example,) = re.findall(r"```python\n(.*?def calls.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(example, names)
+    return [(layer, phase, frozenset(experts)) for layer, phase, experts in names["calls"](path)]
 
 
 def lru_of(found: RecordedRun) -> dict[str, dict[str, list[int]]]:
