@@ -125,27 +125,38 @@ def _begin(line: bytes) -> dict[str, Any] | None:
 
 def _take(found: RecordedRun, line: bytes, path: str) -> None:
     """A call, or the end; what is neither, as half a line of a run that was killed, is counted."""
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        record = None
-    if isinstance(record, dict) and isinstance(record.get("end"), dict):
-        found.end = record["end"]
-    elif isinstance(record, list) and _is_call(record):
-        layer, phase, *experts = record
-        calls = found.layers.setdefault(layer, LayerCalls())
+    call = _call(line)
+    if call is not None:
+        layer, phase, *experts = call
+        calls = found.layers.get(layer)
+        if calls is None:
+            calls = found.layers[layer] = LayerCalls()
         calls.add(phase, experts)
         if len(calls.ids) > MAX_EXPERTS:
             raise ReportError(f"{path} is damaged: layer {layer} has more than {MAX_EXPERTS} experts")
+    elif (end := _end(line)) is not None:
+        found.end = end
     elif line.strip():
         found.unreadable += 1
 
 
-def _is_call(record: list[Any]) -> bool:
-    return (
-        len(record) >= 2
-        and {int}.issuperset(map(type, record))
-        and record[0] >= 0
-        and 0 <= record[1] < len(PHASES)
-        and len(set(record[2:])) == len(record) - 2
-    )
+def _call(line: bytes) -> list[int] | None:
+    """What JSON would read, of a list of whole numbers, in half the time."""
+    line = line.rstrip()
+    if not (line.startswith(b"[") and line.endswith(b"]")):
+        return None
+    try:
+        found = [*map(int, line[1:-1].split(b","))]
+    except ValueError:
+        return None
+    well = len(found) >= 2 and found[0] >= 0 and 0 <= found[1] < len(PHASES) and len({*found[2:]}) == len(found) - 2
+    return found if well else None
+
+
+def _end(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    end = record.get("end") if isinstance(record, dict) else None
+    return end if isinstance(end, dict) else None
