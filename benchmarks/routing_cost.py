@@ -24,7 +24,7 @@ import routing_turns
 from mlx.nn.layers.base import Module
 from routing_ways import Recording, build, on_gpu
 
-from moe_telemetry import counting, passes, recorder, recording, reduction, routing
+from moe_telemetry import adding, passes, pending, recorder, recording, reduction, reuse, routing, tallies
 from moe_telemetry.integrations.mlx_lm import passes as integration
 from moe_telemetry.live import routed_pass
 
@@ -34,8 +34,15 @@ BEFORE, BEHIND = range(-6, -1), range(5, 9)
 """Tokens around one that begins a batch, to which it and those between are compared."""
 TIMED: tuple[tuple[Any, str], ...] = (
     *((routing.Router, name) for name in ("take_pass", "_launch", "_read", "drain")),
-    *((reduction.Batch, "__init__"), (counting, "token_counts")),
-    *((passes.DevicePasses, "__init__"), (passes.DevicePasses, "count"), (passes.HostPasses, "count")),
+    *((reduction.Batch, "__init__"), (adding, "add_passes"), (mx, "async_eval")),
+    *(
+        (pending.Pending, "add"),
+        (passes.Pass, "uniform"),
+        (integration.State, "_hand_over"),
+        (integration.State, "_pack"),
+        (adding.Packing, "__call__"),
+    ),
+    *((tallies.Tally, "count"), (passes.HostPasses, "count"), (reuse.Feed, "hand_over")),
 )
 
 

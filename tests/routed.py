@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import mlx.core as mx
 import pytest
 
-from moe_telemetry import counting, live, routing
+from moe_telemetry import counting, live, routing, tallies
 from moe_telemetry import recorder as rec
 from moe_telemetry.testing import Capture, capture
 
@@ -17,12 +17,14 @@ BEHIND = routing.FORWARDS * (routing.BATCHES_BEHIND + 1)
 IDS = ((1, 2),)
 
 
-@pytest.fixture(params=["host", "device"])
+@pytest.fixture(params=["host", "device", "carried"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Ids read by the host, and counted by the device: by scattering, since the kernel needs CUDA."""
-    if request.param == "device":
+    """Ids read by the host, and counted by the device: by scattering, since the kernels need CUDA."""
+    if request.param != "host":
         monkeypatch.setattr(counting, "on_cuda", lambda: True)
         monkeypatch.setattr(counting, "_broken", True)
+    if request.param == "device":
+        monkeypatch.setattr(tallies, "SECONDS", 0.0)
     return request.param
 
 

@@ -583,9 +583,11 @@ def test_large_routing_is_handed_to_the_device(cap, whole):
     for number in (reduction.HOST_IDS // 2, reduction.HOST_IDS // 2 + 1):
         passes(routing.FORWARDS, layers=1, ids=[[1, 2]] * number, whole=whole)
         passes(1, layers=1, whole=whole)
-        found.append([type(part).__name__.strip("_")[:4] for part in router._batches[-1]._parts])
+        device = [*router._batches[-1]._parts, *router._tallies.values()]
+        found.append([type(part).__name__ for part in device])
         cap.store.drain()
-    assert [["Devi" if counting.on_cuda() else "Host"], ["Devi"]] == found
+    host, counted = ("HostPasses", "Tally") if whole else ("_HostCalls", "_DeviceCalls")
+    assert [[counted if counting.on_cuda() else host], [counted]] == found
 
 
 def test_at_most_three_batches_are_held(cap):

@@ -16,7 +16,7 @@ import pytest
 from routed import BEHIND, EXPERTS, calls, cap, lost, passes, routing_of, tokens, way
 
 import moe_telemetry as mt
-from moe_telemetry import cells, counting, live, loads, pending, recording, reduction, routing, store
+from moe_telemetry import cells, counting, live, pending, recording, reduction, routing, store, tallies
 from moe_telemetry import passes as whole
 from moe_telemetry import recorder as rec
 from moe_telemetry.cells import LOAD_CALLS, ExpertLoad
@@ -335,13 +335,13 @@ def test_two_threads_may_meet_a_layer_at_once(monkeypatch):
         def __init__(self, experts):
             if not others:
                 others.append(None)
-                in_thread(lambda: others.append(loads.load_of(layer, 4)))
+                in_thread(lambda: others.append(whole.load_of(layer, 4)))
             super().__init__(experts)
 
-    monkeypatch.setattr(loads, "ExpertLoad", Made)
-    assert loads.load_of(layer, 4) is others[1]
+    monkeypatch.setattr(whole, "ExpertLoad", Made)
+    assert whole.load_of(layer, 4) is others[1]
     others.clear()
-    assert 8 == loads.load_of(layer, 8).experts
+    assert 8 == whole.load_of(layer, 8).experts
     assert 8 == layer.load.experts
 
 
@@ -366,14 +366,14 @@ def test_where_hooks_hold_a_lock_counting_does_too(monkeypatch):
         held.append(not free)
 
     def noted(original):
-        def count(self, of):
+        def count(self, *args):
             in_thread(look)
-            original(self, of)
+            original(self, *args)
 
         return count
 
     monkeypatch.setattr(reduction.Batch, "count", noted(reduction.Batch.count))
-    monkeypatch.setattr(loads.LoadSum, "count_in", noted(loads.LoadSum.count_in))
+    monkeypatch.setattr(tallies.Tally, "count", noted(tallies.Tally.count))
     with capture(locked=True) as cap:
         passes(2)
         cap.series()

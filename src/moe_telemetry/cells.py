@@ -28,6 +28,8 @@ LOAD_WINDOW = 256
 """Layer calls that a layer's load peak looks back on, in whole pieces."""
 LOAD_CALLS = 64
 """Layer calls of a piece."""
+LOAD_PIECES = 16
+"""Pieces that wait for somebody who reads them."""
 EXACT_SIZES = 8192
 """Distinct union sizes kept apart for one layer; more can only come from a broken caller."""
 
@@ -176,33 +178,38 @@ class ExpertLoad:
     def add(self, calls: int, tokens: list[int]) -> None:
         """Add what `calls` calls routed to each expert."""
         self._new.append((calls, tokens))
-        self._add()
+        if len(self._new) > LOAD_PIECES:
+            self._add()
 
     def _add(self) -> None:
         if not self._adding.acquire(blocking=False):
             return
         try:
-            while self._ids:
-                calls, ids = self._ids.popleft()
-                tokens = self._open
-                for expert in ids:
-                    tokens[expert] += 1
+            while self._ids or self._new:
+                if self._ids:
+                    calls, ids = self._ids.popleft()
+                    for expert in ids:
+                        self._open[expert] += 1
+                else:
+                    calls, tokens = self._new.popleft()
+                    self._open = list(map(add, self._open, tokens))
                 self._open_calls += calls
                 if self._open_calls >= LOAD_CALLS:
-                    self._new.append((self._open_calls, tokens))
-                    self._open, self._open_calls = [0] * len(tokens), 0
-            while self._new:
-                calls, tokens = self._new.popleft()
-                self._total = list(map(add, self._total, tokens))
-                self._window = list(map(add, self._window, tokens))
-                self._pieces.append((calls, tokens))
-                self._calls += calls
-                while self._calls > LOAD_WINDOW and len(self._pieces) > 1:
-                    calls, tokens = self._pieces.popleft()
-                    self._window = list(map(sub, self._window, tokens))
-                    self._calls -= calls
+                    self._end_piece()
         finally:
             self._adding.release()
+
+    def _end_piece(self) -> None:
+        calls, tokens = self._open_calls, self._open
+        self._open, self._open_calls = [0] * len(tokens), 0
+        self._total = list(map(add, self._total, tokens))
+        self._window = list(map(add, self._window, tokens))
+        self._pieces.append((calls, tokens))
+        self._calls += calls
+        while self._calls > LOAD_WINDOW and len(self._pieces) > 1:
+            calls, tokens = self._pieces.popleft()
+            self._window = list(map(sub, self._window, tokens))
+            self._calls -= calls
 
     def peak(self) -> float | None:
         """The busiest expert's share of the recent tokens times the number of experts; None without a token."""

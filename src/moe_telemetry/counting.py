@@ -11,8 +11,8 @@ import mlx.core as mx
 
 logger = logging.getLogger("moe_telemetry")
 
-KERNEL_INPUTS = (128, 384)
-"""Arrays that a launch of the CUDA kernel reads: the pointers of the larger take 3 of the 4 KB that arguments may."""
+KERNEL_INPUTS = (16, 128, 384)
+"""Arrays that a launch of a CUDA kernel reads: the pointers of the larger take 3 of the 4 KB that arguments may."""
 SHARED_EXPERTS = 8192
 """Most experts of a layer: a block of the kernel counts them in shared memory."""
 IDS_AT_ONCE = 262_144
@@ -33,14 +33,27 @@ def token_counts(indices: Sequence[mx.array], experts: int) -> tuple[mx.array, m
     Returns tokens by call and expert, int32 (calls, experts + 1), the last column not used; and, int32 (2, calls), how
     many distinct experts a call has and, where one of its ids is none, a number above 0. Such a call has no tokens.
     """
-    global _broken  # noqa: PLW0603
-    if on_cuda() and not _broken and indices[0].size:
-        try:
-            return _by_kernel(indices, experts)
-        except Exception:
-            _broken = True
-            logger.warning("the CUDA kernel that counts routed experts cannot be used", exc_info=True)
+    if indices[0].size and has_kernels():
+        return _by_kernel(indices, experts)
     return _by_scatter(indices, experts)
+
+
+def has_kernels() -> bool:
+    """Whether kernels of our own are used."""
+    return not _broken and on_cuda()
+
+
+def give_up_kernels() -> None:
+    """Use none from now on: to be called where what they put out could not be had, with the error at hand."""
+    global _broken  # noqa: PLW0603
+    if has_kernels():
+        _broken = True
+        logger.warning("the CUDA kernels that count routed experts cannot be used", exc_info=True)
+
+
+def inputs_for(arrays: int) -> int:
+    """Of KERNEL_INPUTS, that of a kernel for so many arrays, or for a part of them."""
+    return next((most for most in KERNEL_INPUTS if arrays <= most), KERNEL_INPUTS[-1])
 
 
 def _by_scatter(indices: Sequence[mx.array], experts: int) -> tuple[mx.array, mx.array]:
@@ -67,7 +80,7 @@ def _scattered(indices: Sequence[mx.array], experts: int) -> mx.array:
 
 def _by_kernel(indices: Sequence[mx.array], experts: int) -> tuple[mx.array, mx.array]:
     """One launch for hundreds of arrays: joined first, each costs a copy, and a copy 3 us of the host's time."""
-    most = KERNEL_INPUTS[0] if len(indices) <= KERNEL_INPUTS[0] else KERNEL_INPUTS[1]
+    most = inputs_for(len(indices))
     kernel, size = _kernel(most), _number(indices[0].size)
     found: list[list[mx.array]] = []
     for begin in range(0, len(indices), most):
@@ -80,6 +93,7 @@ def _by_kernel(indices: Sequence[mx.array], experts: int) -> tuple[mx.array, mx.
             threadgroup=(_THREADS, 1, 1),
             output_shapes=[(number, experts + 1), (2, number)],
             output_dtypes=[mx.int32, mx.int32],
+            init_value=0,
         )
         found.append(made)
     counts, figures = found[0]

@@ -8,7 +8,6 @@ from itertools import compress, count
 
 import mlx.core as mx
 
-from . import counting
 from .cells import LayerCells
 from .reuse import Feed
 
@@ -32,20 +31,16 @@ class Followed:
 
 class Rows:
     """The same of calls that the device counts: `counts` (calls, experts + 1) of `calls`, (number, cells) each.
-
-    Only where the device shares its memory with the host. On CUDA each array that is read costs the host a page, so
-    what is counted there has no curve. `pending` is what there is to compute.
-    """
+    `arrays` is what there is to compute."""
 
     def __init__(self, counts: mx.array, calls: Iterable[tuple[int, LayerCells]]) -> None:
-        each = () if counting.on_cuda() else enumerate(calls)
-        found = [(at, call) for at, call in each if call[1].curve is not None]
+        found = [(at, call) for at, call in enumerate(calls) if call[1].curve is not None]
         self._calls = [call for _, call in found]
-        self.pending = [counts[mx.array([at for at, _ in found])]] if found else []
+        self.arrays = [counts[mx.array([at for at, _ in found])]] if found else []
 
     def add_to(self, followed: Followed) -> None:
         """Read them."""
-        for counts in self.pending:
+        for counts in self.arrays:
             rows: list[list[int]] = counts.tolist()  # type: ignore[assignment]
             for (number, cells), (*tokens, _) in zip(self._calls, rows, strict=True):
                 followed.add(number, cells, set(compress(count(), tokens)))

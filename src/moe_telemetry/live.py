@@ -415,9 +415,14 @@ class _Timed:
 
 
 def routed_pass(
-    recorder: Recorder, layers: tuple[int | None, ...], experts: tuple[int, ...], indices: list[mx.array]
+    recorder: Recorder,
+    layers: tuple[int | None, ...],
+    experts: tuple[int, ...],
+    indices: list[mx.array],
+    packed: mx.array | None = None,
 ) -> None:
-    """`routed_array` for all layers of a pass at once: an item for each call, in their order."""
+    """`routed_array` for all layers of a pass at once: an item for each call, in their order; `packed` are the same
+    indices as one array."""
     try:
         row = recorder._row
         router = row.store.routers.get(get_ident())
@@ -425,7 +430,7 @@ def routed_pass(
             from .routing import router_of
 
             router = router_of(row.store)
-        router.take_pass(row, layers, experts, indices)
+        router.take_pass(row, layers, experts, indices, packed)
     except Exception as error:
         lose(recorder, "routed_array", error)
 

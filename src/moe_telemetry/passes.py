@@ -6,20 +6,15 @@ is looked up once for all passes of the same layers (`Plan`).
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-from itertools import compress
-from operator import attrgetter, not_
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import mlx.core as mx
 
-from . import counting
-from .cells import LayerCells, SeqCells
-from .following import Followed, Rows
-from .loads import LoadSum, load_of
+from .cells import ExpertLoad, LayerCells, SeqCells
+from .following import Followed
 from .losses import lost
-from .store import Store
+from .store import Layer, Store
 from .values import Refused
 
 
@@ -35,26 +30,29 @@ class Plan:
         self.layers = [-1 if layer is None else layer for layer in layers]
         self.experts = experts
         self.known = frozenset(range(experts))
-        self.times = Counter(self.layers)
+        self.followed = tuple(at for at, cells in enumerate(self.cells) if cells.curve is not None)
 
 
 class Pass:
-    """A pass that was handed over: the `indices` of its calls, integer arrays of any shape, in the plan's order."""
+    """A pass that was handed over: the `indices` of its calls, integer arrays of any shape, in the plan's order; or,
+    `packed`, one array (calls, size) of all of them."""
 
-    __slots__ = ("indices", "number", "plan", "shape", "size", "type")
+    __slots__ = ("_calls", "indices", "number", "packed", "plan", "shape", "size", "type")
     told = False
     """Whether it is a loss if nobody evaluates it."""
 
-    def __init__(self, plan: Plan, indices: list[mx.array]) -> None:
+    def __init__(self, plan: Plan, indices: list[mx.array], packed: mx.array | None = None) -> None:
         self.plan = plan
-        self.indices = indices
-        self.number = 0  # in its batch
+        self.packed = packed is not None
+        self.indices = indices if packed is None else [packed]
+        self._calls = len(indices)
+        self.number = 0  # of all passes
         self.shape = indices[0].shape
         self.size = indices[0].size
         self.type = indices[0].dtype
 
     def __len__(self) -> int:
-        return len(self.indices)
+        return self._calls
 
     def uniform(self) -> bool:
         """Whether all calls have the same shape."""
@@ -62,12 +60,12 @@ class Pass:
         return all(array.shape == shape for array in self.indices)
 
     def routing(self, number: int) -> mx.array:
-        """The indices of one call."""
-        return self.indices[number]
+        """The indices of one call, or of all."""
+        return self.indices[0 if self.packed else number]
 
     def split(self, number: int) -> tuple[Pass, list[Pass]]:
         """The first calls, which the model has evaluated; the others it never will."""
-        self.indices = self.indices[:number]
+        self.indices, self._calls = self.indices[:number], number
         return self, []
 
     def has_arrays(self) -> bool:
@@ -76,7 +74,7 @@ class Pass:
 
     def kind(self) -> object:
         """What passes must share to be counted together."""
-        return self.plan, self.shape, self.type, len(self.indices)
+        return self.plan, self.shape, self.type, self._calls, self.packed
 
 
 class HostPasses:
@@ -84,6 +82,10 @@ class HostPasses:
 
     def __init__(self, passes: Sequence[Pass]) -> None:
         self._passes = passes
+
+    def __len__(self) -> int:
+        """Layer calls."""
+        return sum(map(len, self._passes))
 
     def count(self, store: Store, followed: Followed) -> None:
         first = self._passes[0]
@@ -105,59 +107,18 @@ class HostPasses:
                 if cells.curve is not None:
                     followed.add(each.number, cells, routed)
                 sizes.append(len(routed))
-            _count(cells, capacity, sizes)
+            count_unions(cells, capacity, len(sizes), ((size, sizes.count(size)) for size in set(sizes)))
             if load is not None:
                 load.count(tokens, len(sizes))
 
 
-class DevicePasses:
-    """Passes of one kind that the device counts; `pending` is what it has to compute for that."""
-
-    def __init__(self, passes: Sequence[Pass], sums: dict[object, LoadSum]) -> None:
-        first = passes[0]
-        plan, number = first.plan, len(first)
-        self._plan, self._number = plan, number
-        indices = [array for each in passes for array in each.indices]
-        # Of all passes, the size at least, or the kernel reads beyond the smaller ones; their types take too long.
-        if len({array.dtype for array in first.indices}) > 1 or len(set(map(_ITEM_SIZE, indices))) > 1:
-            indices = [array.astype(mx.int64) for array in indices]
-        counts, self._figures = counting.token_counts(indices, plan.experts)
-        self._rows = Rows(counts, ((each.number, cells) for each in passes for cells in plan.cells[:number]))
-        self.pending = [self._figures, *self._rows.pending]
-        times = plan.times if number == len(plan.layers) else Counter(plan.layers[:number])
-        layers = sorted(times)
-        if plan.layers[:number] == layers:
-            added = counts.reshape(len(passes), number, -1).sum(0)
-            LoadSum.put(sums, plan.experts, layers, added, dict.fromkeys(layers, len(passes)))
-        else:
-            LoadSum.add_calls(sums, plan.experts, plan.layers[:number] * len(passes), counts)
-
-    def count(self, store: Store, followed: Followed) -> None:
-        self._rows.add_to(followed)
-        read: Any = self._figures.tolist()
-        sizes, invalid = read
-        for bad in filter(None, invalid):
-            lost(store, "routed_array", Refused("out_of_range", bad))
-        plan, number = self._plan, self._number
-        for at, (cells, capacity) in enumerate(zip(plan.cells[:number], plan.capacities, strict=False)):
-            of_layer = sizes[at::number]
-            if any(invalid):
-                of_layer = list(compress(of_layer, map(not_, invalid[at::number])))
-            _count(cells, capacity, of_layer)
-
-
-def _count(cells: LayerCells, capacity: int, sizes: list[int]) -> None:
-    """Count the calls of one layer: the numbers of distinct experts."""
-    calls = len(sizes)
-    for size in set(sizes):
-        times = sizes.count(size)
+def count_unions(cells: LayerCells, capacity: int, calls: int, sizes: Iterable[tuple[int, int]]) -> None:
+    """Count so many calls of one layer: numbers of distinct experts, and how often each was."""
+    for size, times in sizes:
         cells.union.add(size, times)
         if size > capacity:
             cells.overflows += times
     cells.unknown += calls
-
-
-_ITEM_SIZE = attrgetter("itemsize")
 
 
 def flat(indices: mx.array) -> list[int]:
@@ -167,3 +128,12 @@ def flat(indices: mx.array) -> list[int]:
         ids = ids[0] if len(ids) == 1 else [one for row in ids for one in row]
     found: list[int] = ids
     return found
+
+
+def load_of(layer: Layer, experts: int) -> ExpertLoad:
+    """The layer's load; begun anew for another model's layer."""
+    while (load := layer.load) is None or load.experts != experts:
+        made = ExpertLoad(experts)
+        if layer.load is load:  # apart from the call: two threads may meet a new layer at once
+            layer.load = made
+    return load

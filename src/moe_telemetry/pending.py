@@ -15,6 +15,8 @@ from .reduction import Unit
 from .store import Store
 from .values import Refused
 
+LOOK = 4
+"""Passes that are looked at together: what draws one array draws four in hardly more time."""
 MAX_PENDING = 1024
 """Calls kept that nobody has evaluated yet."""
 MAX_GRAPH = 4_000_000
@@ -29,34 +31,50 @@ class Pending:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._units: list[Unit] = []
-        self._due = 1
+        self._known = 0  # of those: found not to be evaluated
         self.overgrown = False
 
     def __len__(self) -> int:
         """Calls of the passes."""
         return sum(map(len, self._units))
 
-    def add(self, unit: Unit, closed: list[Unit]) -> None:
-        """Another pass. It is moved to `closed` if it is evaluated, and so are others that are by now.
-
-        Not each time where that takes long, as where each call is a pass of its own, all of them evaluated together.
-        """
+    def add(self, unit: Unit) -> None:
+        """Another pass."""
         self._units.append(unit)
-        if len(self._units) >= self._due:
-            self.close(closed)
-            if self._units and len(self) > MAX_PENDING:
-                self.close(closed, every=True)
-                self.give_up()
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to look. Seldom where that takes long, as where each call is a pass of its own, all of
+        them evaluated together."""
+        return len(self._units) >= max(LOOK, 4 * self._known)
 
     def close(self, closed: list[Unit], every: bool = False) -> None:
-        """Move the passes that are evaluated. One before them that is not never will be, and is given up.
+        """Move the passes that are evaluated to `closed`. One before them that is not never will be, and is given up,
+        as all are where they become too many.
 
         Looks no further than two that are not, unless at `every` one: each has a longer graph than the one before.
         """
         units, self._units = self._units, []
+        if self._evaluated(units):
+            closed += units
+        else:
+            self._sort(units, closed, every)
+        if len(self) > MAX_PENDING:
+            units, self._units = self._units, []
+            self._sort(units, closed, every=True)
+            self.give_up()
+        self._known = len(self._units)
+
+    def _evaluated(self, units: list[Unit]) -> bool:
+        """Whether it is the usual case: each pass was evaluated before the next."""
+        if not units or self._known or _graph(units[0].routing(len(units[0]) - 1)):
+            return False
+        return len(units) == 1 or not _graph(*(unit.routing(len(unit) - 1) for unit in units))
+
+    def _sort(self, units: list[Unit], closed: list[Unit], every: bool) -> None:
         for at, unit in enumerate(units):
             try:
-                number = self._computed(unit, alone=len(units) == 1)
+                number = self._computed(unit)
             except Exception as error:
                 lost(self._store, _HOOK, error, len(unit))
                 continue
@@ -74,24 +92,21 @@ class Pending:
                 if self.overgrown or (len(self._units) > 1 and not every):
                     self._units += units[at + 1 :]
                     break
-        self._due = 4 * len(self._units) or 1
 
     def give_up(self) -> None:
         """These will not be evaluated: a loss, unless it was to be expected."""
         for unit in self._units:
             if unit.told:
                 lost(self._store, _HOOK, Refused("unevaluated", unit), len(unit))
-        self._units, self._due = [], 1
+        self._units, self._known = [], 0
 
-    def _computed(self, unit: Unit, alone: bool) -> int:
+    def _computed(self, unit: Unit) -> int:
         """How many of a pass' calls the model has computed: every layer needs the routing of those before it.
 
         None in a pass under a transformation (mx.compile, mx.grad), in one that failed or that nobody asked for, and
         in a prefill chunk whose only MoE layers are behind the last use.
         """
         number = len(unit)
-        if alone and not _graph(unit.routing(number - 1)):  # each pass is evaluated before the next: the usual case
-            return number
         if graph := _graph(unit.routing(0)):
             self.overgrown = self.overgrown or graph > MAX_GRAPH
             return 0
@@ -100,9 +115,9 @@ class Pending:
         return number
 
 
-def _graph(array: mx.array) -> int:
-    """Length of the drawn graph behind an array that is not evaluated; 0 once it has been computed, or begun."""
+def _graph(*arrays: mx.array) -> int:
+    """Length of the drawn graph behind arrays that are not all evaluated; 0 once they have been computed, or begun."""
     drawn = StringIO()
-    mx.export_to_dot(drawn, array)
+    mx.export_to_dot(drawn, *arrays)
     text = drawn.getvalue()
     return len(text) if "->" in text else 0

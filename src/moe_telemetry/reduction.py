@@ -7,8 +7,9 @@ from which everything else is a sum. docs/design.md has the measurements.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import count
 from typing import Any
 
 import mlx.core as mx
@@ -16,10 +17,10 @@ import mlx.core as mx
 from . import counting
 from .cells import LayerCells
 from .following import Followed, Rows
-from .loads import LoadSum, LoadSums, full, load_of
 from .losses import losing, lost
-from .passes import DevicePasses, HostPasses, Pass, flat
+from .passes import HostPasses, Pass, flat, load_of
 from .store import Store
+from .tallies import Key, Tally, full
 from .values import Refused
 
 HOST_IDS = 64
@@ -51,7 +52,7 @@ class Call:
         self.cells = cells
         self.capacity = cells.capacity  # as it is now: it may change before the figures are read
         self.layer = layer
-        self.number = 0  # of its pass, in a batch
+        self.number = 0  # of its pass
         self.indices = indices
         self.size = size
         self.experts = experts
@@ -140,59 +141,68 @@ class Calls(list[Call]):
 
 
 Unit = Pass | Calls
+Tallies = Mapping[Key, Tally]
+_numbers = count()
+"""Passes, in the order in which they are reduced."""
 
 
 class Batch:
     """Passes under reduction. Once made, the device has begun, and large routing is not held any more.
 
-    `carried` are token sums by layer and expert, for the next batch to go on with.
+    `carried` is what the device has added up and nobody reads yet, for the next batch to go on with. With anything else
+    to read all of it is read: pool curves are told of passes in their order.
     """
 
-    def __init__(self, units: Iterable[Unit], carried: LoadSums) -> None:
+    def __init__(self, units: Iterable[Unit], carried: Tallies) -> None:
         host_reads = not counting.on_cuda()
-        sums = dict(carried)
-        self._parts: list[HostPasses | DevicePasses | _HostCalls | _DeviceCalls] = []
-        self._records = 0
+        tallies = dict(carried)
         kinds: dict[tuple[type, object], list[Any]] = {}
-        for number, unit in enumerate(units):
-            self._records += len(unit)
+        for unit in units:
+            number = next(_numbers)
             ones: Sequence[Any] = (unit,) if isinstance(unit, Pass) else unit
             for one in ones:
                 one.number = number
                 kinds.setdefault((type(one), one.kind()), []).append(one)
-        pending: list[object] = []
+        self._parts: list[HostPasses | Tally | _HostCalls | _DeviceCalls] = []
+        of_device: list[_DeviceCalls] = []
         for (kind, _), alike in kinds.items():
             first = alike[0]
-            if kind is Pass and host_reads and first.size <= HOST_IDS:
+            if kind is Pass and host_reads and not first.packed and first.size <= HOST_IDS:
                 self._parts.append(HostPasses(alike))
-            elif kind is Call and host_reads and first.on_host():
+            elif kind is Pass:
+                Tally.add(tallies, alike)
+            elif host_reads and first.on_host():
                 self._parts.append(_HostCalls(alike))
             else:
-                device = DevicePasses(alike, sums) if kind is Pass else _DeviceCalls(alike, sums)
-                self._parts.append(device)
-                pending.append(device.pending)
+                of_device.append(_DeviceCalls(alike))
+        self._parts += of_device
+        read = host_reads or bool(self._parts) or full(tallies.values())
+        if read:
+            tallies = {key: tally.joined() for key, tally in tallies.items()}
+        pending = [calls.arrays for calls in of_device] + [tally.arrays for tally in tallies.values()]
         if pending:
             with suppress(ValueError):  # not in a function under transformation: what is read is evaluated then
-                mx.async_eval(pending, [each.counts for each in sums.values()])  # type: ignore[no-untyped-call]
-        for part in self._parts:
-            if isinstance(part, _DeviceCalls):
-                part.release()
-        self._loads = list(sums.values()) if full(sums) else []
-        self.carried: LoadSums = {} if self._loads else sums
+                mx.async_eval(pending)  # type: ignore[no-untyped-call]
+        for part in of_device:
+            part.release()
+        self._parts += tallies.values() if read else ()
+        self.carried: Tallies = {} if read else tallies
 
     def __len__(self) -> int:
-        return self._records
+        return sum(map(len, self._parts))
 
     def count(self, store: Store) -> None:
         """Read the integers and count them; waits for the device where it is not done yet."""
-        followed = Followed()
-        for part in self._parts:
-            with losing(store, "routed_array"):
-                part.count(store, followed)
-        followed.hand_over()
-        for load in self._loads:
-            with losing(store, "routed_array"):
-                load.count_in(store)
+        count_parts(store, self._parts)
+
+
+def count_parts(store: Store, parts: Iterable[HostPasses | Tally | _HostCalls | _DeviceCalls]) -> None:
+    """Read the integers of parts and count them."""
+    followed = Followed()
+    for part in parts:
+        with losing(store, "routed_array"):
+            part.count(store, followed)
+    followed.hand_over()
 
 
 class _HostCalls:
@@ -201,22 +211,32 @@ class _HostCalls:
     def __init__(self, calls: Sequence[Call]) -> None:
         self._calls = calls
 
+    def __len__(self) -> int:
+        return len(self._calls)
+
     def count(self, store: Store, followed: Followed) -> None:
         for call in self._calls:
             _count_ids(call, store, followed)
 
 
 class _DeviceCalls:
-    """Calls of one kind that the device counts; `pending` is what it has to compute for that."""
+    """Calls of one kind that the device counts; `arrays` is what it has to compute for that."""
 
-    def __init__(self, calls: Sequence[Call], sums: dict[object, LoadSum]) -> None:
+    def __init__(self, calls: Sequence[Call]) -> None:
         experts = calls[0].experts
         counts, figures = counting.token_counts([call.indices for call in calls], experts)
         self._rows = Rows(counts, ((call.number, call.cells) for call in calls))
-        self._figures = [figures, _predictions(calls, counts)]
-        self.pending = [*self._figures, *self._rows.pending]
-        LoadSum.add_calls(sums, experts, [call.layer for call in calls], counts)
+        layers = sorted({call.layer for call in calls})
+        position = {layer: row for row, layer in enumerate(layers)}
+        sums = mx.zeros((len(layers), experts + 1), dtype=mx.int32)
+        sums = sums.at[mx.array([position[call.layer] for call in calls])].add(counts)
+        self._layers = layers
+        self._read = [figures, _predictions(calls, counts), sums]
+        self.arrays = [*self._read, *self._rows.arrays]
         self._calls = calls
+
+    def __len__(self) -> int:
+        return len(self._calls)
 
     def release(self) -> None:
         """Hold the routing no longer: it has been handed to the device."""
@@ -225,13 +245,19 @@ class _DeviceCalls:
 
     def count(self, store: Store, followed: Followed) -> None:
         self._rows.add_to(followed)
-        read: list[Any] = [each.tolist() for each in self._figures]
-        (sizes, invalid), rows = read
-        for call, number, bad, row in zip(self._calls, sizes, invalid, rows, strict=True):
+        read: list[Any] = [each.tolist() for each in self._read]
+        (sizes, invalid), predictions, sums = read
+        valid = dict.fromkeys(self._layers, 0)
+        for call, number, bad, row in zip(self._calls, sizes, invalid, predictions, strict=True):
             if bad:
                 lost(store, "routed_array", Refused("out_of_range", bad))
             else:
                 call.count(number, *row)
+                valid[call.layer] += 1
+        for (index, calls), (*tokens, _) in zip(valid.items(), sums, strict=True):
+            layer = store.layers.get(index)  # not so for one over the layer budget
+            if layer is not None and calls:
+                load_of(layer, len(tokens)).add(calls, tokens)
 
 
 def _count_ids(call: Call, store: Store, followed: Followed) -> None:

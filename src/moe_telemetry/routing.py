@@ -20,14 +20,13 @@ from typing import Any
 
 import mlx.core as mx
 
-from . import values
+from . import counting, values
 from .cells import SeqCells
 from .counting import SHARED_EXPERTS
-from .loads import LoadSums
-from .losses import losing, lost
+from .losses import lost
 from .passes import Pass, Plan
 from .pending import Pending
-from .reduction import Batch, Call, Calls, Mask, Unit
+from .reduction import Batch, Call, Calls, Mask, Tallies, Unit, count_parts
 from .store import Store
 from .values import Refused
 
@@ -68,7 +67,7 @@ class Router:
         self._closed: list[Unit] = []
         self._ids = 0
         self._batches: deque[Batch] = deque()
-        self._sums: LoadSums = {}
+        self._tallies: Tallies = {}
         self._plans: dict[tuple[SeqCells, tuple[int | None, ...]], Plan] = {}
 
     # One body: see live.LiveRecorder.routed.
@@ -118,9 +117,15 @@ class Router:
             self._lock.release()
 
     def take_pass(
-        self, row: SeqCells, layers: tuple[int | None, ...], experts: tuple[int, ...], indices: list[mx.array]
+        self,
+        row: SeqCells,
+        layers: tuple[int | None, ...],
+        experts: tuple[int, ...],
+        indices: list[mx.array],
+        packed: mx.array | None = None,
     ) -> None:
-        """Keep a whole pass: the calls' layers, their numbers of experts, and indices, which nobody writes to.
+        """Keep a whole pass: the calls' layers, their numbers of experts, and indices, which nobody writes to; or the
+        same as one array (`adding.pack`).
 
         It may be that nobody evaluates it.
         """
@@ -138,13 +143,13 @@ class Router:
                 plan = self._plan(row, layers, experts[0])
             elif plan.folded:
                 row.store.folded += plan.folded
-            whole = Pass(plan, indices)
+            whole = Pass(plan, indices, packed)
             if whole.type not in _INTEGERS:
                 raise Refused("not_a_number", indices)
             if whole.size > MAX_CALL_IDS:
                 raise Refused("too_many", indices)
             self._ids += whole.size * len(indices)
-            if whole.uniform() and experts.count(experts[0]) == len(experts):
+            if (whole.packed or whole.uniform()) and experts.count(experts[0]) == len(experts):
                 self._forward = whole
             else:
                 sizes = [array.size for array in indices]
@@ -200,13 +205,13 @@ class Router:
     def _leave_out(self) -> None:
         """End while a call is in progress, which has the rest in its hands."""
         self._ended = self._left_out = True
-        self._lose([self._forward, self._pending, *self._closed, *self._batches])
+        self._lose([self._forward, self._pending, *self._closed, *self._batches, *self._tallies.values()])
 
     def _let_go(self) -> None:
         """What was left out is told as a loss: it must not count as well."""
         self._forward, self._pending, self._closed = _NOTHING, Pending(self._store), []
         self._batches.clear()
-        self._sums = {}
+        self._tallies = {}
 
     def _lose(self, left: Iterable[Sized]) -> None:
         if records := sum(map(len, left)):
@@ -221,14 +226,16 @@ class Router:
     def _begin(self) -> None:
         """A pass begins: the one before it is complete."""
         self._close()
-        if len(self._closed) >= FORWARDS or self._ids >= MAX_IDS:
-            self._launch()
-            self._read(BATCHES_BEHIND)
+        if self._pending.due or self._ids >= MAX_IDS:
+            self._pending.close(self._closed)
+            if len(self._closed) >= FORWARDS or self._ids >= MAX_IDS:
+                self._launch()
+                self._read(BATCHES_BEHIND)
 
     def _close(self) -> None:
         self._row = None
         if self._forward:
-            self._pending.add(self._forward, self._closed)
+            self._pending.add(self._forward)
             self._forward = _NOTHING
 
     def _launch(self) -> None:
@@ -239,6 +246,7 @@ class Router:
         try:
             self._reduce(closed)
         except Exception:  # one odd array must not take the other passes with it
+            counting.give_up_kernels()
             for unit in closed:
                 try:
                     self._reduce([unit])
@@ -246,8 +254,8 @@ class Router:
                     lost(self._store, _HOOK, error, len(unit))
 
     def _reduce(self, units: list[Unit]) -> None:
-        batch = Batch(units, self._sums)
-        self._sums = batch.carried
+        batch = Batch(units, self._tallies)
+        self._tallies = batch.carried
         self._batches.append(batch)
 
     def _read(self, behind: int) -> None:
@@ -261,11 +269,9 @@ class Router:
         """Count everything that is closed."""
         self._launch()
         self._read(0)
-        sums, self._sums = self._sums, {}
+        tallies, self._tallies = self._tallies, {}
         with self._store.lock:
-            for each in sums.values():
-                with losing(self._store, _HOOK):
-                    each.count_in(self._store)
+            count_parts(self._store, tallies.values())
 
 
 def router_of(store: Store) -> Router:

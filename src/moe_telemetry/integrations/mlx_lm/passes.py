@@ -10,11 +10,11 @@ from __future__ import annotations
 import inspect
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from threading import get_ident
 from time import perf_counter
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from moe_telemetry import recording
 from moe_telemetry.hooks import Phase, Recorder
@@ -24,6 +24,9 @@ from moe_telemetry.store import Store
 
 from .binding import Binding
 from .patches import Function, Patches, argument
+
+if TYPE_CHECKING:
+    from moe_telemetry.adding import Packing
 
 T = TypeVar("T")
 
@@ -43,16 +46,25 @@ class Work(Protocol):
         """A pass over `sequences` by `length` tokens begins; None: it is not of this work."""
 
 
+def _nowhere(module: object) -> None:
+    """In the place of a list's `append`, where there is no list."""
+
+
 class Open:
     """A pass in progress: the outermost call of a model."""
 
-    __slots__ = ("calls", "ident", "indices", "store")
+    __slots__ = ("called", "calls", "ident", "indices", "kept", "last", "packed", "packing", "store")
 
     def __init__(self) -> None:
         self.ident = get_ident()
         self.store: Store | None = None  # where it was begun
         self.calls: list[Any] | None = None  # modules with experts called so far; None where that is not recorded
+        self.called: Callable[[Any], None] = _nowhere
         self.indices: list[Any] = []  # theirs
+        self.kept = self.indices.append
+        self.packing: Packing | None = None  # how those are to be packed, when `last` is called
+        self.last: Any = None
+        self.packed: Any = None
 
 
 _UNSEEN = Open()
@@ -69,6 +81,8 @@ class Thread(threading.local):
     open: Open | None = None
     # Of the last pass: the binding's version, ids of the modules, their layers and numbers of experts.
     places: tuple[int, list[int], tuple[int | None, ...], tuple[int, ...]] | None = None
+    # Of a model whose passes are packed: how, and the last module that they call, by weak reference.
+    packing: tuple[Packing, Callable[[], Any]] | None = None
     routed = False  # in a module with experts whose routing was recorded, and that may call another
     selected: tuple[Phase | None, int] | None = None  # what the recorder was last told of
     store: Store | None = None  # where a pass of this thread is in progress
@@ -148,8 +162,9 @@ class State:
             now = thread.open = Open()
             try:
                 # A pass that could not be begun has no phase, and its routing nothing to count in.
-                if state.guarded("forward", state._begin, self, args, kwargs):
+                if state.guarded("forward", state._begin, now, self, args, kwargs):
                     now.calls, now.store = [], thread.store
+                    now.called = now.calls.append
                     if state.open is None:
                         state.open = now
                 return original(self, *args, **kwargs)
@@ -166,7 +181,7 @@ class State:
 
         return __call__
 
-    def _begin(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def _begin(self, opened: Open, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Tell the work and the recorder of a pass; whether it is one that is recorded."""
         now = perf_counter()
         self.know(model)
@@ -177,6 +192,9 @@ class State:
         if work is not None and work.is_draft(model):
             return False
         self.select(phase, length)
+        if phase == "decode" and self.thread.packing is not None:
+            opened.packing, last = self.thread.packing
+            opened.last = last()
         return True
 
     def select(self, phase: Phase | None, length: int) -> None:
@@ -243,8 +261,11 @@ class State:
         def __call__(self: Any, x: Any, indices: Any) -> Any:  # *args would cost half as much again
             now = state.open
             if now is not None and now.ident == get_ident():
-                now.calls.append(self)  # type: ignore[union-attr]
-                now.indices.append(indices)
+                now.called(self)
+                now.kept(indices)
+                if self is now.last:
+                    packed = state.guarded("routed_array", state._pack, now)
+                    indices = indices if packed is None else packed
             elif type(state.recorder) is not Recorder:
                 state.guarded("routed_array", state._routed, self, indices)
             return original(self, x, indices)
@@ -274,6 +295,20 @@ class State:
 
         return __call__
 
+    def _pack(self, now: Open) -> Any:
+        """The last call's indices, of the same values: who computes them packs the whole pass' as well. None to go on
+        with those.
+
+        So only where mlx_lm's own generation makes the pass, which evaluates what it decodes, and takes no gradient.
+        """
+        if now.packing is None or len(now.indices) != now.packing.calls:
+            return None
+        found = now.packing(now.indices)
+        if found is None:
+            return None
+        now.packed, indices = found
+        return indices
+
     def _hand_over(self, model: Any, done: Open) -> None:
         """Record the routing of a pass."""
         if type(self.recorder) is Recorder or self.recorder._store is not done.store:
@@ -285,13 +320,15 @@ class State:
             found = [self.binding.place(switch) or self.binding.find(switch, model) for switch in switches]
             layers, experts = tuple(place.layer for place in found), tuple(place.experts for place in found)
             self.thread.places = known = (version, ids, layers, experts)
+            self.thread.packing = _packing(switches, indices) if all(experts) else None
         _, _, layers, experts = known
+        packed = done.packed if done.packing is not None and len(switches) == done.packing.calls else None
         if not all(experts):
             kept = [number for number, experts_of in enumerate(experts) if experts_of]
             layers, experts = tuple(layers[at] for at in kept), tuple(experts[at] for at in kept)
-            indices = [indices[at] for at in kept]
+            indices, packed = [indices[at] for at in kept], None
         if experts:
-            routed_pass(self.recorder, layers, experts, indices)
+            routed_pass(self.recorder, layers, experts, indices, packed)
 
     def _routed(self, switch: Any, indices: Any) -> None:
         now = self.thread.open
@@ -318,6 +355,16 @@ def _shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
         if shape:
             return 1, shape[0]
     return 0, 0
+
+
+def _packing(switches: Sequence[Any], indices: list[Any]) -> tuple[Packing, Callable[[], Any]] | None:
+    """How passes that call these modules are packed, where they are."""
+    if not indices or len({array.dtype for array in indices}) > 1:
+        return None
+    from moe_telemetry.adding import packing
+
+    found = packing(len(indices), indices[0].dtype)
+    return None if found is None else (found, weakref.ref(switches[-1]))
 
 
 def _nothing() -> None:
