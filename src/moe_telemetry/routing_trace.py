@@ -68,7 +68,7 @@ class RoutingTrace:
         self._path = path
         self._curves = curves
         self._refused = self._failed = 0  # calls; by who simulates, and by who writes
-        self._closed = False
+        self._closed = self._broken = self._told = False
         self._texts: dict[int, str] = {}
         self._waiting: deque[str] = deque()
         self._put = 0  # bytes of lines that were taken
@@ -112,9 +112,9 @@ class RoutingTrace:
                 line = f"{head}{''.join(map(texts.__getitem__, experts))}]\n"
             size = self._put + len(line)
             if size > self._room:
-                self.why = "full"
+                self.why = self.why or "full"
             elif size - self._written > MAX_BACKLOG:
-                self.why = "behind"
+                self.why = self.why or "behind"
             else:
                 self._put = size
                 self._waiting.append(line)
@@ -125,7 +125,7 @@ class RoutingTrace:
 
     def close(self) -> None:
         """Write what is left and the line that ends the run, and close the file; a second call does nothing."""
-        if self._closed:
+        if self._ending.is_set():
             return
         self._ending.set()
         if self._thread.ident is None:  # a start that failed
@@ -144,12 +144,10 @@ class RoutingTrace:
     # -- the thread that writes -----------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        told = ""
         while not self._ending.wait(WRITE_SECONDS):
             self._curves.collect()
             self._drain()
-            if self.why != told:
-                told = self.why
+            if self.why and not self._told:
                 self._tell()
         self._last()
 
@@ -162,8 +160,8 @@ class RoutingTrace:
         end = {"calls": self.calls, "left_out": left_out, "why": why, "layers": self._curves.seen}
         if self._begun:
             # Behind an error the last line may be half a one.
-            self._write(("\n" if why == "disk" else "") + json.dumps({"end": end}) + "\n")
-        if why:
+            self._write(("\n" if self._broken else "") + json.dumps({"end": end}) + "\n")
+        if why is not None and left_out:
             logger.warning("the routing trace %s lacks the last %d calls: %s", self._path, left_out, REASONS[why])
         with suppress(OSError):
             os.close(self._file)
@@ -174,7 +172,7 @@ class RoutingTrace:
         while self._waiting:
             lines.append(self._waiting.popleft())
         text = "".join(lines)
-        number = 0 if self.why == "disk" else self._write(text)
+        number = 0 if self._broken else self._write(text)
         failed = len(lines) - number
         self.calls += number
         self._failed += failed
@@ -188,10 +186,12 @@ class RoutingTrace:
             while done < len(data):
                 done += os.write(self._file, data[done:])
         except OSError:
+            self._broken = True
             self.why = "disk"
         return text.count("\n", 0, done)  # ASCII, as JSON is by default
 
     def _tell(self) -> None:
+        self._told = True
         logger.warning(
             "the routing trace %s ends here, further calls are only counted: %s", self._path, REASONS[self.why]
         )
