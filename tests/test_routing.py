@@ -403,10 +403,10 @@ def test_an_error_in_a_walk_is_the_loss_of_a_pass(cap, monkeypatch):
     """Of all its calls."""
     original, errors = pending._graph, [RuntimeError("no memory")]
 
-    def failing(array):
+    def failing(*arrays):
         if errors:
             raise errors.pop()
-        return original(array)
+        return original(*arrays)
 
     passes(1)
     monkeypatch.setattr(pending, "_graph", failing)
@@ -499,7 +499,7 @@ def test_a_graph_that_only_grows_is_not_walked_for_ever(cap, monkeypatch, whole)
     monkeypatch.setattr(pending, "MAX_PENDING", 3)
     walked = []
     original = pending._graph
-    monkeypatch.setattr(pending, "_graph", lambda array: walked.append(original(array)) or walked[-1])
+    monkeypatch.setattr(pending, "_graph", lambda *arrays: walked.append(original(*arrays)) or walked[-1])
     grow(50, whole)
     router = cap.store.routers[threading.get_ident()]
     assert lost(cap)["unevaluated"] > 40

@@ -18,6 +18,9 @@ from .store import Layer, Store
 from .values import Refused
 
 
+PATIENCE = 4
+
+
 class Plan:
     """Where the calls of a pass count: the layers of a model, in their order, in passes of one phase and length."""
 
@@ -40,6 +43,12 @@ class Pass:
     __slots__ = ("_calls", "indices", "number", "packed", "plan", "shape", "size", "type")
     told = False
     """Whether it is a loss if nobody evaluates it."""
+
+    @property
+    def patience(self) -> int:
+        """Passes that are looked at together for being evaluated: a packed one holds nothing large meanwhile, and what
+        draws one array draws four in hardly more time."""
+        return PATIENCE if self.packed else 1
 
     def __init__(self, plan: Plan, indices: list[mx.array], packed: mx.array | None = None) -> None:
         self.plan = plan

@@ -6,6 +6,7 @@ To be used by the thread alone that evaluates them: to walk a graph that another
 
 from __future__ import annotations
 
+from contextlib import suppress
 from io import StringIO
 
 import mlx.core as mx
@@ -15,8 +16,6 @@ from .reduction import Unit
 from .store import Store
 from .values import Refused
 
-LOOK = 4
-"""Passes that are looked at together: what draws one array draws four in hardly more time."""
 MAX_PENDING = 1024
 """Calls kept that nobody has evaluated yet."""
 MAX_GRAPH = 4_000_000
@@ -46,7 +45,7 @@ class Pending:
     def due(self) -> bool:
         """Whether it is time to look. Seldom where that takes long, as where each call is a pass of its own, all of
         them evaluated together."""
-        return len(self._units) >= max(LOOK, 4 * self._known)
+        return bool(self._units) and len(self._units) >= max(self._units[-1].patience, 4 * self._known)
 
     def close(self, closed: list[Unit], every: bool = False) -> None:
         """Move the passes that are evaluated to `closed`. One before them that is not never will be, and is given up,
@@ -67,14 +66,17 @@ class Pending:
 
     def _evaluated(self, units: list[Unit]) -> bool:
         """Whether it is the usual case: each pass was evaluated before the next."""
-        if not units or self._known or _graph(units[0].routing(len(units[0]) - 1)):
+        if len(units) < 2 or self._known:
             return False
-        return len(units) == 1 or not _graph(*(unit.routing(len(unit) - 1) for unit in units))
+        with suppress(Exception):  # whose it is will be found out
+            last = [unit.routing(len(unit) - 1) for unit in units]
+            return not _graph(last[0]) and not _graph(*last)
+        return False
 
     def _sort(self, units: list[Unit], closed: list[Unit], every: bool) -> None:
         for at, unit in enumerate(units):
             try:
-                number = self._computed(unit)
+                number = self._computed(unit, alone=len(units) == 1)
             except Exception as error:
                 lost(self._store, _HOOK, error, len(unit))
                 continue
@@ -100,13 +102,15 @@ class Pending:
                 lost(self._store, _HOOK, Refused("unevaluated", unit), len(unit))
         self._units, self._known = [], 0
 
-    def _computed(self, unit: Unit) -> int:
+    def _computed(self, unit: Unit, alone: bool) -> int:
         """How many of a pass' calls the model has computed: every layer needs the routing of those before it.
 
         None in a pass under a transformation (mx.compile, mx.grad), in one that failed or that nobody asked for, and
         in a prefill chunk whose only MoE layers are behind the last use.
         """
         number = len(unit)
+        if alone and not _graph(unit.routing(number - 1)):  # the usual case here
+            return number
         if graph := _graph(unit.routing(0)):
             self.overgrown = self.overgrown or graph > MAX_GRAPH
             return 0

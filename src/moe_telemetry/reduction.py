@@ -121,6 +121,7 @@ class Calls(list[Call]):
     those behind the last evaluated one never will be."""
 
     __slots__ = ("told", "whole")
+    patience = 1
 
     def __init__(self, calls: Iterable[Call] = (), told: bool = True, whole: bool = False) -> None:
         super().__init__(calls)
@@ -185,7 +186,8 @@ class Batch:
                 mx.async_eval(pending)  # type: ignore[no-untyped-call]
         for part in of_device:
             part.release()
-        self._parts += tallies.values() if read else ()
+        if read:
+            self._parts.extend(tallies.values())
         self.carried: Tallies = {} if read else tallies
 
     def __len__(self) -> int:
