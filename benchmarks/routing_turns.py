@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -24,7 +24,7 @@ TURN = 18
 UNCOUNTED = 2
 """Tokens at the beginning of a turn: what the way before has left in the device's queue."""
 NAMES = ("off", "off again", "this", "idle", "tolist")
-SELDOM = {"idle": 3, "tolist": 6}
+SELDOM = {"idle": 6, "tolist": 12}
 """Ways that take a turn in one round of so many: what they tell takes fewer turns, and `tolist` is the slowest."""
 
 
@@ -40,13 +40,15 @@ class Turns:
 class Switch:
     """Puts one way in the place of another while a generation goes on. Made within `Recording`'s context.
 
-    The generator's own wrapper stays in all of them: some microseconds a token.
+    The generator's own wrapper stays in all of them: some microseconds a token. While others have their turn, the clock
+    stands still by which what was added up is read: it would be read in each turn otherwise, not once a second.
     """
 
     def __init__(self, model: Module, originals: dict[type, Callable[..., mx.array]]) -> None:
         self._originals = originals
         self._patched: dict[type, Callable[..., mx.array]] = {kind: kind.__call__ for kind in (SwitchGLU, type(model))}
         self._store = recorder._store
+        self._left: float | None = None
 
     def to(self, name: str) -> None:
         """Go on in this way."""
@@ -57,7 +59,13 @@ class Switch:
             setattr(SwitchGLU, "__call__", tolist_call(self._originals[SwitchGLU]))  # noqa: B010
         if name == "this":
             recording.attach(recorder, self._store)
+            away = 0.0 if self._left is None else time.perf_counter() - self._left
+            self._left = None
+            for router in self._store.routers.values():
+                later = {key: replace(tally, began=tally.began + away) for key, tally in router._tallies.items()}
+                router._tallies = later
         else:
+            self._left = self._left or time.perf_counter()
             recording.detach(recorder)
 
 
