@@ -25,6 +25,7 @@ LAYERS = (
     {"values", "routing_trace", "reuse", "cells", "hooks", "processes"},
     {"store", "settings"},
     {"losses", "series"},
+    {"duration_hooks"},
     {"counting", "adding"},
     {"following"},
     {"passes"},

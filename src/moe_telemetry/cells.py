@@ -12,8 +12,8 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterable
-from operator import add, mul, sub
+from collections.abc import Callable, Iterable
+from operator import add, attrgetter, mul, sub
 from typing import TYPE_CHECKING
 
 from . import catalog
@@ -45,6 +45,33 @@ class HistogramCell:
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
+
+    def by_bucket(self) -> tuple[int, ...]:
+        """A copy of the counts."""
+        return tuple(self.counts)
+
+
+BUCKET = tuple(f"b{bucket}" for bucket in range(len(catalog.HOST_BOUNDS) + 1))
+"""A slot's name for each bucket of a host's duration."""
+
+
+class HostCell(HistogramCell):
+    """A host's durations. Hooks raise a slot for each bucket, which takes them an eighth less than an item of a list
+    (duration_hooks); what comes in batches is in `counts`."""
+
+    __slots__ = BUCKET
+
+    def __init__(self) -> None:
+        super().__init__(catalog.HOST_BOUNDS)
+        for bucket in BUCKET:
+            setattr(self, bucket, 0)
+
+    def by_bucket(self) -> tuple[int, ...]:
+        """The counts of both."""
+        return tuple(map(add, self.counts, _SLOTS(self)))
+
+
+_SLOTS: Callable[[HostCell], tuple[int, ...]] = attrgetter(*BUCKET)
 
 
 class CountCell:
@@ -241,10 +268,10 @@ class PhaseCells:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.prefetch = {stage: HistogramCell(catalog.HOST_BOUNDS) for stage in catalog.STAGES}
-        self.promote = {step: HistogramCell(catalog.HOST_BOUNDS) for step in catalog.STEPS}
-        self.block = {segment: HistogramCell(catalog.HOST_BOUNDS) for segment in catalog.SEGMENTS}
-        self.window = HistogramCell(catalog.HOST_BOUNDS)
+        self.prefetch = {stage: HostCell() for stage in catalog.STAGES}
+        self.promote = {step: HostCell() for step in catalog.STEPS}
+        self.block = {segment: HostCell() for segment in catalog.SEGMENTS}
+        self.window = HostCell()
         self.stall = HistogramCell(catalog.READ_BOUNDS)
         self.read_duration = {source: HistogramCell(catalog.READ_BOUNDS) for source in ("demand", "prefetch")}
         self.read_bytes = {source: CountCell() for source in ("demand", "prefetch")}
@@ -260,12 +287,16 @@ class SeqCells:
     layer once, by its index, NONE or OTHER (store).
     """
 
-    __slots__ = ("block", "by_layer", "duration", "layers", "phase", "prefetch", "promote", "seq", "store", "tokens")
+    __slots__ = (
+        *("block", "by_layer", "duration", "layers", "phase", "prefetch", "promote", "seq", "store", "tokens"),
+        "window",
+    )
 
     def __init__(self, store: Store, phase: PhaseCells, tokens: int | None, seq: str) -> None:
         self.store = store  # a hook reaches everything from the row: it cannot mix two telemetries
         self.phase = phase
         self.prefetch, self.promote, self.block = phase.prefetch, phase.promote, phase.block
+        self.window = phase.window
         self.tokens = tokens  # None where passes of several lengths share these cells
         self.seq = seq
         self.duration = HistogramCell(catalog.FORWARD_BOUNDS)

@@ -35,7 +35,7 @@ class Distribution:
     @classmethod
     def of(cls, cell: HistogramCell) -> Distribution:
         """Copy of a cell."""
-        return cls(tuple(cell.counts), cell.sum)
+        return cls(cell.by_bucket(), cell.sum)
 
 
 Value = int | float | Distribution
