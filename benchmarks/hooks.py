@@ -47,7 +47,7 @@ context). `threads` and `locked` are the hooks' variants over the usual one: for
 for interpreters without a lock. `pool`, `request` and `cumulative` are not hot, `routed_array` counts what `routed` is
 told, and `timed` reads the clock twice: for them the factor 25 is no goal. Of four layers one is followed for the
 pool curve; what it hands over is simulated between batches, as scrapes do. A batch is 4,000 calls: the first ones of a
-batch find the caches used otherwise, and in batches of 1,000 `block` has 1.9 to 2.3 of the seed's (once)."""
+batch find the caches used otherwise."""
 
 
 class Row:

@@ -571,7 +571,10 @@ def test_a_set_that_changes_within_a_hook_counts_once(cap, monkeypatch, argument
     """Another thread's change at any call inside the hook makes no count negative and breaks no partition."""
     calls = iter(range(1, 100))
     rec.forward(1)
-    given = {"experts": set(range(10)), "resident": set(range(5)), "predicted": set(range(3, 8)), "ready": {3, 4, 5, 6}}
+    given = {
+        **{"experts": set(range(10)), "resident": set(range(5))},
+        **{"predicted": {*range(3, 8), 20}, "ready": {3, 4, 5, 6, 20}},
+    }
 
     def switched(found):
         if next(calls) == at:
@@ -586,6 +589,7 @@ def test_a_set_that_changes_within_a_hook_counts_once(cap, monkeypatch, argument
     assert all(value > 0 for value in values.values())
     outcomes = sum(value for (name, _), value in values.items() if name == "moe.expert.lookups")
     assert values.get(("moe.layer.experts", (("layer", "0"), ("phase", "decode"))), 0) == outcomes
+    assert cap.total("moe.prefetch.hits") <= cap.total("moe.expert.lookups", outcome="hit")
     if argument != "experts":
         assert outcomes == 10
 

@@ -1,9 +1,9 @@
-"""The hooks of host durations, all made from one text: the search for a duration's bucket must stand in the hook itself.
+"""The hooks of host durations, made from one text: the search for a duration's bucket must stand in the hook itself.
 
-A layer of a streaming runtime has nine of these durations in each pass. With a check of the range and a call of `bisect`
-such a hook takes 1.8 times as long, and a function of ours would cost more than that call. So the search is written
-out, as comparisons with constants: the range needs a check in the first and the last bucket only, and each bucket is
-a slot of the cell, named in the increment.
+A layer of a streaming runtime has nine of these durations in each pass. With a check of the range and a call of
+`bisect` such a hook takes 1.8 times as long, and a function of ours would cost more than that call. So the search is
+written out, as comparisons with constants: the range needs a check in the first and the last bucket only, and each
+bucket is a slot of the cell, named in the increment.
 """
 
 from __future__ import annotations

@@ -131,9 +131,10 @@ class LiveRecorder(Recorder):
             if type(experts) is not set:
                 experts = values.ids(experts)
             number = len(experts)
-            recalled = missed = wasted = misses = hits = late = evicted = by_prefetch = 0
-            # A difference is built in half the time that the intersection takes: few of the ids are in it.
-            if predicted is not None:
+            # Differences: built in half the time that the intersections take, as few of the ids are in them.
+            if predicted is None:
+                recalled = missed = wasted = 0
+            else:
                 if type(predicted) is not set:
                     predicted = values.ids(predicted)
                 unused = predicted - experts
@@ -144,6 +145,7 @@ class LiveRecorder(Recorder):
                 if recalled < 0 or missed < 0:  # there was one: no lock, or ids that compare as they like
                     recalled = 0 if recalled < 0 else number
                     missed = number - recalled
+            late = evicted = by_prefetch = 0
             if resident is not None:
                 if type(resident) is not set:
                     resident = values.ids(resident)
@@ -174,7 +176,6 @@ class LiveRecorder(Recorder):
                         by_prefetch -= evicted
                         if by_prefetch < 0 or by_prefetch > hits:
                             by_prefetch = 0 if by_prefetch < 0 else hits
-            unpredicted = misses - late - evicted
             try:
                 cells = row.by_layer[layer] if type(layer) is int else row.store.layer_cells(row, layer)
             except KeyError:
@@ -203,7 +204,7 @@ class LiveRecorder(Recorder):
                     cells.partial += 1
                     cells.miss_timing += late
                     cells.miss_evicted += evicted
-                    cells.miss_unpredicted += unpredicted
+                    cells.miss_unpredicted += misses - late - evicted
                 else:
                     cells.all_hit += 1
                 cells.prefetch_hits += by_prefetch
