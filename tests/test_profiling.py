@@ -20,7 +20,7 @@ import pytest
 from profiling_state import DICTS, pristine
 from seed_reference import Reference
 
-from moe_telemetry import hooks, profiling, snapshot
+from moe_telemetry import hooks, profiling, profiling_ticks, snapshot
 from moe_telemetry import recorder as rec
 from moe_telemetry.catalog import HOST_BOUNDS
 from moe_telemetry.profiling import (
@@ -804,14 +804,14 @@ def test_unions_stay_cheap_while_seconds_are_timed(timing, monkeypatch):
     """A timing, before its layer's decision or behind it, leaves the unions within a pass to note_union itself."""
     with capture() as captured:
         calls = {
-            "fetch": lambda: profiling._tick("fetch", profiling.perf_counter()),
+            "fetch": lambda: profiling._tick("fetch", profiling_ticks.perf_counter()),
             "predict": lambda: note_tprof("predict_s", 1e-4, count_key="predict_n"),
             "write": lambda: PROF.__setitem__("fetch", PROF["fetch"] + 0.5),
         }
         slow: list[str] = []
         for number in range(10 * 48):
             if number == 3 * 48:
-                for name in ("note", "_decide", "_turn"):
+                for name in ("note", "_decide"):
                     monkeypatch.setattr(flow, name, lambda *_, name=name: slow.append(name))
             calls[timing]()
             note_union(1, 10, number % 48)

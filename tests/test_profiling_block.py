@@ -12,9 +12,10 @@ from profiling_state import DICTS, pristine
 from seed_block import Runtime, recorded
 
 import moe_telemetry as mt
-from moe_telemetry import profiling, snapshot
+from moe_telemetry import profiling, profiling_ticks, snapshot
 from moe_telemetry.profiling_dicts import Plain
 from moe_telemetry.profiling_state import flow
+from moe_telemetry.profiling_times import Series
 from moe_telemetry.series import read
 from moe_telemetry.testing import capture
 
@@ -31,7 +32,7 @@ def drive(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Runtime]]:
         pristine()
         runtime = Runtime(order, **options)
         monkeypatch.setattr(flow, "_waits_at_first", "miss" in runtime.flags)
-        monkeypatch.setattr(profiling, "perf_counter", lambda: runtime.now)
+        monkeypatch.setattr(profiling_ticks, "perf_counter", lambda: runtime.now)
         return runtime
 
     yield make
@@ -112,6 +113,75 @@ def test_seconds_between_a_union_and_its_misses_wait(drive, layers):
         for kind in FORWARDS:
             runtime.forward(PASSES[kind], phase_of(kind))
     assert +runtime.expected == recorded(snapshot.build(captured.store, read(captured.store)))
+
+
+def test_a_union_that_no_misses_came_for_keeps_the_phase_that_was_named(drive):
+    """It is counted when the next one comes, in a pass that may be of the other phase."""
+    drive("union first", flags="miss")
+    with capture() as captured:
+        for phase in ("prefill", "prefill", "decode", "decode"):
+            mt.recorder.forward(2, phase)
+            profiling.note_union(2, 5, 0)
+        assert 3 == captured.total("moe.layer.calls")
+        assert 2 == captured.total("moe.layer.calls", phase="prefill", residency="unknown")
+        assert 1 == captured.total("moe.layer.calls", phase="decode", residency="unknown")
+
+
+@pytest.mark.parametrize("layer", [-1, 0, 7])
+def test_a_pass_of_one_layer_ends_with_it(drive, layer):
+    """Whatever the layer is called, all that was timed before its union is of its phase, twice a segment, too."""
+    drive("union first", flags=NO_MISSES)
+    with capture() as captured:
+        for tokens in (16, 1, 16, 16, 1):
+            for _ in range(2):
+                profiling.note_tprof("predict_s", 0.5 * tokens, count_key="predict_n")
+            profiling.note_union(tokens, 4, layer)
+    found = {
+        phase: captured.value("moe.prefetch.duration", phase=phase, stage="predict") for phase in ("prefill", "decode")
+    }
+    assert (6, 48.0) == (found["prefill"].count, found["prefill"].sum)
+    assert (4, 2.0) == (found["decode"].count, found["decode"].sum)
+
+
+def test_the_order_of_calls_is_learned_when_it_can_be(drive):
+    """Where the first seconds were too many to wait for a union, a later layer shows what comes behind it."""
+    drive("union first", flags=NO_MISSES)
+    with capture() as captured:
+        for tokens in (1, 16):
+            for layer in range(4):
+                profiling.note_union(tokens, 1, layer)
+        profiling.note_union(1, 1, 0)
+        for segment in ("predict", "promote"):
+            for _ in range(Series.LIMIT + 1):
+                profiling.note_tprof(f"{segment}_s", 0.5, count_key=f"{segment}_n")
+        for tokens in (1, 16):
+            profiling.note_union(tokens, 1, 0)
+            for layer in range(1, 4):
+                profiling.note_tprof("predict_s", 0.5, count_key="predict_n")
+                profiling.note_union(tokens, 1, layer)
+                profiling.note_tprof("promote_s", 0.5, count_key="promote_n")
+    for stage in ("predict", "promote"):
+        decode, prefill = (
+            captured.value("moe.prefetch.duration", phase=phase, stage=stage) for phase in ("decode", "prefill")
+        )
+        assert (Series.LIMIT + 1 + 3, 3) == (decode.count, prefill.count), stage
+
+
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("layers", [(3,), (3, 4)])
+def test_seconds_are_put_away_every_192_unions(drive, waits, layers):
+    """At the end of that pass and not before, whether unions wait for their misses or not, in whatever layer."""
+    drive("union first", flags="miss" if waits else NO_MISSES)
+    with capture() as captured:
+        counts = []
+        for number in range(192):
+            counts.append(captured.value("moe.prefetch.duration", phase="decode", stage="predict").count)
+            profiling.note_tprof("predict_s", 0.5, count_key="predict_n")
+            profiling.note_union(1, 1, layers[number % len(layers)])
+            if waits:
+                profiling.note_miss_attrib({1}, None, {1}, True)
+        assert [0] * 192 == counts
+        assert 192 == captured.value("moe.prefetch.duration", phase="decode", stage="predict").count
 
 
 @pytest.mark.parametrize("order", ["union first", "promote first"])

@@ -10,7 +10,7 @@ from profiling_state import pristine
 from seed_block import Runtime
 
 import moe_telemetry as mt
-from moe_telemetry import profiling, snapshot
+from moe_telemetry import profiling_ticks, snapshot
 from moe_telemetry.profiling import note_miss_attrib, note_union
 from moe_telemetry.profiling_state import flow
 from moe_telemetry.reuse import LARGE
@@ -51,7 +51,7 @@ def test_it_is_that_of_routed(mode: str, waits: bool, order: str, monkeypatch: p
     was set or not, and with the recorder's passes in between."""
     runtime = Runtime(order, layers=6)
     monkeypatch.setattr(flow, "_waits_at_first", waits)
-    monkeypatch.setattr(profiling, "perf_counter", lambda: runtime.now)
+    monkeypatch.setattr(profiling_ticks, "perf_counter", lambda: runtime.now)
     with capture(pool_curve=mode) as captured:
         for number, (tokens, phase) in enumerate(FORWARDS):
             if number > 20:

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from profiling_state import DICTS, pristine
 from seed_reference import RULES, Reference
 
-from moe_telemetry import hooks, profiling, recording
+from moe_telemetry import hooks, profiling, profiling_ticks, recording
 from moe_telemetry.profiling_times import Series
 from moe_telemetry.series import Distribution, read
 from moe_telemetry.store import Identity, Store
@@ -53,7 +53,7 @@ class Machine(RuleBasedStateMachine):
         self.reference = Reference(self.without)
         self.now = 0.0
         self.exported: dict[Any, Any] = {}
-        profiling.perf_counter = lambda: self.now
+        profiling_ticks.perf_counter = lambda: self.now
 
     @invariant()
     def counted(self) -> None:
@@ -65,7 +65,7 @@ class Machine(RuleBasedStateMachine):
                 self.check("item")
             finally:
                 recording.detach(hooks.recorder)
-        profiling.perf_counter = CLOCK
+        profiling_ticks.perf_counter = CLOCK
         pristine()
 
     def both(self, name: str, *args: Any, **named: Any) -> None:
@@ -209,7 +209,7 @@ def whole(name: str, key: str, value: Any) -> Any:
     return int(value) if name == "MISS_ATTRIB" or key.endswith("_n") else value
 
 
-CLOCK = profiling.perf_counter
+CLOCK = profiling_ticks.perf_counter
 
 
 def typed(found: dict[str, Any]) -> dict[str, Any]:

@@ -14,11 +14,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import wraps
-from time import perf_counter
 from typing import Any
 
-from . import recording
-from .catalog import SEGMENTS
+from . import profiling_ticks, recording
 from .hooks import Phase
 from .profiling_misses import add_plain, among, read_items, repeats, truth
 from .profiling_state import (
@@ -27,13 +25,12 @@ from .profiling_state import (
     PREFETCH_TPROF,
     PROF,
     WINDOW_PROF,
-    by_key,
     flow,
     lose,
     misses,
     switch,
 )
-from .profiling_times import Series
+from .profiling_ticks import _tick, note_tprof
 from .profiling_views import View, samples, sums
 from .reuse import LARGE, MAX_WAITING
 from .store import Store
@@ -68,104 +65,14 @@ UNION_PROF: dict[int, list[int]] = View(flow.unions, sums, lose)
 UNION_SAMPLES: dict[int, dict[int, Any]] = View(flow.unions, samples, lose)
 """By sequence length and layer: every union's size (a sequence; its order is not that of the calls)."""
 
-_raw_block: dict[str, list[Any]] = {}
-_raw_prefetch: dict[str, tuple[list[Any], str | None]] = {}
-"""Segments in use, with the lists that their seconds go to: empty at each start, so that the first use is seen."""
-_placed = by_key["place_experts"].raw
 _fast = flow.unions.fast
+_passes = flow.passes
 _active = flow.home.active
 _decode, _prefill = misses.decode, misses.prefill
 _live = False
 
 
 # -- the functions ----------------------------------------------------------------------------------------------
-
-
-def note_tprof(seg: str, dt: float, *, count_key: str | None = None, count: int = 1) -> None:
-    """Add `dt` seconds to a segment of PREFETCH_TPROF, and `count` to the entry `count_key`."""
-    try:
-        if _live:
-            seconds, counter = _raw_prefetch[seg]
-            if count_key == counter and count == 1:
-                seconds.append(dt)
-                if len(seconds) > Series.LIMIT:
-                    flow.touched(by_key[seg])
-                return
-            if count_key == "place_experts" and counter is None:
-                seconds.append(dt)
-                _placed.append(count)
-                if len(seconds) > Series.LIMIT or len(_placed) > Series.LIMIT:
-                    flow.touched(by_key[seg])
-                    flow.touched(by_key[count_key])
-                return
-            _note_other(seg, dt, count_key, count)
-            return
-        PREFETCH_TPROF[seg] += dt
-        if count_key is not None:
-            PREFETCH_TPROF[count_key] += count
-    except Exception as error:
-        _note_first(error, seg, dt, count_key, count)
-
-
-def _note_first(error: Exception, seg: Any, dt: Any, count_key: Any, count: Any) -> None:
-    """The first use of a segment since the start; or of one that does not exist, or a runtime's own."""
-    try:
-        if not _live or seg in _raw_prefetch:
-            raise error
-        series = by_key.get(seg)
-        if series is not None and series.target is PREFETCH_TPROF and seg in PREFETCH_TPROF:
-            _raw_prefetch[seg] = (series.raw, series.counter)
-            flow.touched(series)
-            if series.counter is None:
-                flow.touched(by_key["place_experts"])
-            note_tprof(seg, dt, count_key=count_key, count=count)
-            return
-        PREFETCH_TPROF[seg] += dt
-        if count_key is not None:
-            PREFETCH_TPROF[count_key] += count
-    except Exception as reason:
-        lose("note_tprof", reason)
-
-
-def _note_other(seg: str, dt: Any, count_key: Any, count: Any) -> None:
-    """Seconds with another count than their number."""
-    series = by_key[seg]
-    if series.counter is not None:
-        PREFETCH_TPROF[seg] += dt
-    else:
-        series.raw.append(dt)
-        if len(series.raw) > Series.LIMIT:
-            flow.touched(series)
-    if count_key is not None:
-        PREFETCH_TPROF[count_key] += count
-
-
-def _tick(seg: str, t0: float) -> None:
-    """Add the seconds since `t0`, a `time.perf_counter()`, to a segment of PROF."""
-    try:
-        if _live:
-            seconds = _raw_block[seg]
-            seconds.append(perf_counter() - t0)
-            if len(seconds) > Series.LIMIT:
-                flow.touched(by_key[seg])
-            return
-        PROF[seg] += perf_counter() - t0
-    except Exception as error:
-        _tick_first(error, seg, t0)
-
-
-def _tick_first(error: Exception, seg: Any, t0: Any) -> None:
-    try:
-        if not _live or seg in _raw_block:
-            raise error
-        if seg in SEGMENTS and seg in PROF:
-            _raw_block[seg] = by_key[seg].raw
-            flow.touched(by_key[seg])
-            _tick(seg, t0)
-            return
-        PROF[seg] += perf_counter() - t0
-    except Exception as reason:
-        lose("_tick", reason)
 
 
 def note_union(seq: int, union_count: int, layer_idx: int = -1) -> None:
@@ -175,14 +82,17 @@ def note_union(seq: int, union_count: int, layer_idx: int = -1) -> None:
             flow.note(seq, union_count, layer_idx)
             return
         cells = _fast[seq][layer_idx]
-        if flow.watched and (layer_idx <= flow.layer or layer_idx >= flow.end or seq != flow.seq):
-            flow.turn(seq, layer_idx)
+        if flow.watched and (layer_idx <= _passes.layer or layer_idx >= _passes.end or seq != _passes.seq):
+            if seq == _passes.seq and _passes.settled:  # of the phase of the union before
+                _passes.decided(layer_idx, layer_idx <= _passes.layer)
+            else:
+                flow.turn(seq, layer_idx)
         cells.sizes[union_count] += 1
         cells.unknown += 1
         if union_count > cells.capacity:
             cells.overflows += 1
-        flow.seq = seq
-        flow.layer = layer_idx
+        _passes.seq = seq
+        _passes.layer = layer_idx
     except Exception:  # most often a length, layer or size that is new
         flow.note(seq, union_count, layer_idx)
 
@@ -307,14 +217,14 @@ def _follow(store: Store | None) -> None:
     """Go where the global recorder goes."""
     global _live, _active  # noqa: PLW0603
     _live = False
+    profiling_ticks.follow(False)
     try:
         switch(store)
     except Exception as error:  # a start or a stop must not fail for what waited here
         lose("switch", error)
-    _raw_block.clear()
-    _raw_prefetch.clear()
     _active = flow.home.active
     _live = store is not None
+    profiling_ticks.follow(_live)
 
 
 def _locked(function: Callable[..., None]) -> Callable[..., None]:
