@@ -36,6 +36,7 @@ LAYERS = (
     {"live"},
     {"recording"},
     {"integrations.mlx_lm.patches", "integrations.mlx_lm.binding"},
+    {"integrations.mlx_lm.threads"},
     {"integrations.mlx_lm.passes"},
     {"integrations.mlx_lm.generation", "integrations.mlx_lm.batches", "integrations.mlx_lm.serving"},
     {"integrations.mlx_lm.instrumentation"},

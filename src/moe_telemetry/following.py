@@ -11,22 +11,37 @@ import mlx.core as mx
 from .cells import LayerCells
 from .reuse import Feed
 
+_NONE = {-1}
+
 
 class Followed:
     """What a batch of passes routed to in those layers."""
 
     def __init__(self) -> None:
         self._calls: list[tuple[int, Feed, Set[int]]] = []
+        self._rows: list[tuple[tuple[int, ...], Feed, list[list[int]]]] = []
 
     def add(self, number: int, cells: LayerCells, routed: Set[int]) -> None:
         """A call of the pass of that number, if its layer is followed."""
         if cells.curve is not None:
             self._calls.append((number, cells.curve, routed))
 
+    def add_rows(self, numbers: tuple[int, ...], cells: LayerCells, rows: list[list[int]]) -> None:
+        """The same for a call of each of these passes: distinct ids, filled up with -1."""
+        if cells.curve is not None:
+            self._rows.append((numbers, cells.curve, rows))
+
     def hand_over(self) -> None:
         """All of them, pass by pass: kinds of passes are counted one behind the other."""
+        if not self._calls and len({numbers for numbers, _, _ in self._rows}) == 1:  # of one kind
+            for _, feed, rows in self._rows:
+                feed.hand_over_rows(rows)
+            return
+        for numbers, feed, rows in self._rows:
+            self._calls += [(number, feed, set(row) - _NONE) for number, row in zip(numbers, rows, strict=True)]
         for _, feed, routed in sorted(self._calls, key=lambda call: call[0]):
-            feed.hand_over(routed)
+            if routed:
+                feed.hand_over(routed)
 
 
 class Rows:

@@ -17,8 +17,9 @@ from .losses import lost
 from .store import Layer, Store
 from .values import Refused
 
-
 PATIENCE = 4
+"""Packed passes that are looked at together for being evaluated: they hold nothing large meanwhile, and what draws one
+array draws four in hardly more time."""
 
 
 class Plan:
@@ -40,19 +41,14 @@ class Pass:
     """A pass that was handed over: the `indices` of its calls, integer arrays of any shape, in the plan's order; or,
     `packed`, one array (calls, size) of all of them."""
 
-    __slots__ = ("_calls", "indices", "number", "packed", "plan", "shape", "size", "type")
+    __slots__ = ("_calls", "indices", "number", "packed", "patience", "plan", "shape", "size", "type")
     told = False
     """Whether it is a loss if nobody evaluates it."""
-
-    @property
-    def patience(self) -> int:
-        """Passes that are looked at together for being evaluated: a packed one holds nothing large meanwhile, and what
-        draws one array draws four in hardly more time."""
-        return PATIENCE if self.packed else 1
 
     def __init__(self, plan: Plan, indices: list[mx.array], packed: mx.array | None = None) -> None:
         self.plan = plan
         self.packed = packed is not None
+        self.patience = PATIENCE if self.packed else 1
         self.indices = indices if packed is None else [packed]
         self._calls = len(indices)
         self.number = 0  # of all passes

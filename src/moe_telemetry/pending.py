@@ -37,15 +37,12 @@ class Pending:
         """Calls of the passes."""
         return sum(map(len, self._units))
 
-    def add(self, unit: Unit) -> None:
-        """Another pass."""
+    def add(self, unit: Unit) -> bool:
+        """Another pass; whether it is time to look. Seldom where that takes long, as where each call is a pass of its
+        own, all of them evaluated together."""
         self._units.append(unit)
-
-    @property
-    def due(self) -> bool:
-        """Whether it is time to look. Seldom where that takes long, as where each call is a pass of its own, all of
-        them evaluated together."""
-        return bool(self._units) and len(self._units) >= max(self._units[-1].patience, 4 * self._known)
+        number = len(self._units)
+        return number >= unit.patience and number >= 4 * self._known
 
     def close(self, closed: list[Unit], every: bool = False) -> None:
         """Move the passes that are evaluated to `closed`. One before them that is not never will be, and is given up,

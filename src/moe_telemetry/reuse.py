@@ -76,6 +76,18 @@ class Feed:
         except Exception:  # of an id that compares as it likes; what else the call says counts nevertheless
             self.stack.leave_out()
 
+    def hand_over_rows(self, rows: list[list[int]]) -> None:
+        """`hand_over` for many calls: a row of distinct ids each, filled up with -1, which no id is."""
+        met = set().union(*rows)
+        if -1 in met or len(met) > LARGE or not met <= self.known:
+            for row in rows:
+                if routed := set(row) - {-1}:
+                    self.hand_over(routed)
+            return
+        self.waiting.extend([[self, *row] for row in rows])
+        if len(self.waiting) > MAX_WAITING:
+            self.stack.curves.make_room(len(met))
+
 
 class LayerStack:
     """One layer's experts by their last use, the latest first.

@@ -169,7 +169,10 @@ class Router:
             if self._left_out:
                 self._let_go()
                 return
-            self._close()
+            self._row = None
+            if self._forward:
+                self._pending.add(self._forward)
+                self._forward = _NOTHING
             self._pending.close(self._closed, every=True)
             self._pending.give_up()
             self._pending.overgrown = False
@@ -225,18 +228,13 @@ class Router:
 
     def _begin(self) -> None:
         """A pass begins: the one before it is complete."""
-        self._close()
-        if self._pending.due or self._ids >= MAX_IDS:
+        self._row = None
+        forward, self._forward = self._forward, _NOTHING
+        if forward and (self._pending.add(forward) or self._ids >= MAX_IDS):
             self._pending.close(self._closed)
             if len(self._closed) >= FORWARDS or self._ids >= MAX_IDS:
                 self._launch()
                 self._read(BATCHES_BEHIND)
-
-    def _close(self) -> None:
-        self._row = None
-        if self._forward:
-            self._pending.add(self._forward)
-            self._forward = _NOTHING
 
     def _launch(self) -> None:
         """Reduce the closed passes, and let the device begin."""

@@ -96,12 +96,8 @@ class Tally:
                 load_of(known, plan.experts).add(calls, tokens)
         for numbers, found in self.sets:
             each: Any = found.tolist()
-            for number, of_pass in zip(numbers, each, strict=True):
-                for at, ids in zip(plan.followed, of_pass, strict=False):
-                    routed = set(ids)
-                    routed.discard(-1)
-                    if routed:
-                        followed.add(number, plan.cells[at], routed)
+            for at, of_layer in zip(plan.followed, zip(*each, strict=True), strict=False):
+                followed.add_rows(numbers, plan.cells[at], list(of_layer))
 
 
 def full(tallies: Collection[Tally]) -> bool:

@@ -15,8 +15,9 @@ from typing import Any
 
 from moe_telemetry.hooks import Phase
 
-from .passes import State, Work
+from .passes import State
 from .patches import Function
+from .threads import Work
 
 Tokens = Generator[Any, Any, Any]
 
@@ -43,7 +44,7 @@ class Generation:
     # -- passes ------------------------------------------------------------------------------------------------
 
     def is_draft(self, model: object) -> bool:
-        return any(model is draft for draft in self._drafts)
+        return bool(self._drafts) and any(model is draft for draft in self._drafts)
 
     def begins(self, model: object, sequences: int, length: int, now: float) -> Phase | None:
         if self._prompt is None or not any(model is own for own in self._models):

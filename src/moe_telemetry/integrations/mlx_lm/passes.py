@@ -8,13 +8,12 @@ is a pass whose phase follows from its length, without a duration.
 from __future__ import annotations
 
 import inspect
-import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import wraps
 from threading import get_ident
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from moe_telemetry import recording
 from moe_telemetry.hooks import Phase, Recorder
@@ -24,71 +23,15 @@ from moe_telemetry.store import Store
 
 from .binding import Binding
 from .patches import Function, Patches, argument
+from .threads import UNSEEN, Open, Places, Thread, shape_of
 
 if TYPE_CHECKING:
-    from moe_telemetry.adding import Packing
+    pass
 
 T = TypeVar("T")
 
 OFF = Recorder()
 """In the place of the recorder once the patches are taken off: what still calls them does nothing."""
-_INPUTS = ("inputs", "input_ids", "input_tokens", "tokens", "x")
-_EMBEDDINGS = ("input_embeddings", "inputs_embeds", "input_embeds")
-
-
-class Work(Protocol):
-    """What a thread's passes are made for."""
-
-    def is_draft(self, model: object) -> bool:
-        """Whether the model only proposes tokens to the one that is recorded; its passes are left out."""
-
-    def begins(self, model: object, sequences: int, length: int, now: float) -> Phase | None:
-        """A pass over `sequences` by `length` tokens begins; None: it is not of this work."""
-
-
-def _nowhere(module: object) -> None:
-    """In the place of a list's `append`, where there is no list."""
-
-
-class Open:
-    """A pass in progress: the outermost call of a model."""
-
-    __slots__ = ("called", "calls", "ident", "indices", "kept", "last", "packed", "packing", "store")
-
-    def __init__(self) -> None:
-        self.ident = get_ident()
-        self.store: Store | None = None  # where it was begun
-        self.calls: list[Any] | None = None  # modules with experts called so far; None where that is not recorded
-        self.called: Callable[[Any], None] = _nowhere
-        self.indices: list[Any] = []  # theirs
-        self.kept = self.indices.append
-        self.packing: Packing | None = None  # how those are to be packed, when `last` is called
-        self.last: Any = None
-        self.packed: Any = None
-
-
-_UNSEEN = Open()
-"""A pass that was begun while nothing was recorded: what is left of it when that begins is of an unknown phase."""
-
-
-class Thread(threading.local):
-    """What goes on in the calling thread."""
-
-    def __init__(self) -> None:
-        self.ident = get_ident()
-
-    work: Work | None = None
-    open: Open | None = None
-    # Of the last pass: the binding's version, ids of the modules, their layers and numbers of experts.
-    places: tuple[int, list[int], tuple[int | None, ...], tuple[int, ...]] | None = None
-    # Of a model whose passes are packed: how, and the last module that they call, by weak reference.
-    packing: tuple[Packing, Callable[[], Any]] | None = None
-    routed = False  # in a module with experts whose routing was recorded, and that may call another
-    selected: tuple[Phase | None, int] | None = None  # what the recorder was last told of
-    store: Store | None = None  # where a pass of this thread is in progress
-    arrival: float | None = None  # when the request came in that is being prepared
-    looks = False  # the thread looks for requests between others: what is outstanding can wait until then
-    owes = False  # and now there is something outstanding
 
 
 class State:
@@ -154,7 +97,7 @@ class State:
             if thread.open is not None:
                 return original(self, *args, **kwargs)
             if type(state.recorder) is Recorder:
-                thread.open = _UNSEEN
+                thread.open = UNSEEN
                 try:
                     return original(self, *args, **kwargs)
                 finally:
@@ -187,14 +130,13 @@ class State:
         self.know(model)
         self.declare(self.recorder._store)
         work = self.thread.work
-        sequences, length = _shape(args, kwargs)
+        sequences, length = shape_of(args, kwargs)
         phase = None if work is None else work.begins(model, sequences, length, now)
         if work is not None and work.is_draft(model):
             return False
         self.select(phase, length)
-        if phase == "decode" and self.thread.packing is not None:
-            opened.packing, last = self.thread.packing
-            opened.last = last()
+        if phase == "decode" and (places := self.thread.places) is not None:
+            opened.packing, opened.last = places.packing, places.last()
         return True
 
     def select(self, phase: Phase | None, length: int) -> None:
@@ -314,21 +256,16 @@ class State:
         if type(self.recorder) is Recorder or self.recorder._store is not done.store:
             return
         switches, indices = done.calls or (), done.indices
-        known, ids = self.thread.places, list(map(id, switches))
+        places = self.thread.places
         version = self.binding.version  # before the look-up: what is bound meanwhile makes it one of before
-        if known is None or known[0] != version or known[1] != ids:
+        if places is None or places.version != version or places.ids != list(map(id, switches)):
             found = [self.binding.place(switch) or self.binding.find(switch, model) for switch in switches]
-            layers, experts = tuple(place.layer for place in found), tuple(place.experts for place in found)
-            self.thread.places = known = (version, ids, layers, experts)
-            self.thread.packing = _packing(switches, indices) if all(experts) else None
-        _, _, layers, experts = known
+            places = self.thread.places = Places(version, switches, found, indices)
         packed = done.packed if done.packing is not None and len(switches) == done.packing.calls else None
-        if not all(experts):
-            kept = [number for number, experts_of in enumerate(experts) if experts_of]
-            layers, experts = tuple(layers[at] for at in kept), tuple(experts[at] for at in kept)
-            indices, packed = [indices[at] for at in kept], None
-        if experts:
-            routed_pass(self.recorder, layers, experts, indices, packed)
+        if places.kept is not None:
+            indices, packed = [indices[at] for at in places.kept], None
+        if places.experts:
+            routed_pass(self.recorder, places.layers, places.experts, indices, packed)
 
     def _routed(self, switch: Any, indices: Any) -> None:
         now = self.thread.open
@@ -342,29 +279,6 @@ class State:
         place = self.binding.place(switch) or self.binding.find(switch, None)
         if place.experts:
             self.recorder.routed_array(place.layer, indices, place.experts)
-
-
-def _shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
-    """Sequences and tokens a sequence of a model's inputs; (0, 0) if there is no telling. No value is read."""
-    inputs = args[0] if args else next((kwargs[name] for name in _INPUTS if name in kwargs), None)
-    embeddings = next((kwargs[name] for name in _EMBEDDINGS if kwargs.get(name) is not None), None)
-    shapes = [tuple(getattr(given, "shape", ())) for given in (embeddings, inputs)]
-    for shape in shapes:
-        if len(shape) > 1:
-            return shape[0], shape[1]
-        if shape:
-            return 1, shape[0]
-    return 0, 0
-
-
-def _packing(switches: Sequence[Any], indices: list[Any]) -> tuple[Packing, Callable[[], Any]] | None:
-    """How passes that call these modules are packed, where they are."""
-    if not indices or len({array.dtype for array in indices}) > 1:
-        return None
-    from moe_telemetry.adding import packing
-
-    found = packing(len(indices), indices[0].dtype)
-    return None if found is None else (found, weakref.ref(switches[-1]))
 
 
 def _nothing() -> None:
