@@ -79,26 +79,20 @@ class MissBalance:
 class RecallBalance:
     """Writes to PREDICT_RECALL_PROF: missed is routed less recalled."""
 
-    __slots__ = ("missed", "owed", "recalled")
+    __slots__ = ("hit", "owed", "routed")
 
     def __init__(self) -> None:
         self.owed = False
-        self.recalled = self.missed = 0
-
-    def change(self, key: str, rise: int) -> None:
-        """A rise of `hit` or `routed`."""
-        if key == "hit":
-            self.recalled += rise
-            self.missed -= rise
-        else:
-            self.missed += rise
-        self.owed = True
+        self.hit = self.routed = 0  # rises that are not exported; below 0 where the other has risen first
 
     def add(self, cells: LayerCells) -> None:
         """Move what is owed to the cells."""
         self.owed = False
-        recalled, self.recalled = self.recalled, 0
-        missed = max(self.missed, 0)
-        self.missed -= missed
+        recalled, missed = self.hit, self.routed - self.hit
+        self.hit = 0
+        if missed > 0:
+            self.routed = 0
+            cells.missed += missed
+        else:
+            self.routed = missed
         cells.recalled += recalled
-        cells.missed += missed

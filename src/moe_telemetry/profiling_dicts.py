@@ -62,11 +62,12 @@ def settled(
 ) -> type[Plain]:
     """The class of a dict that is brought up to date when it is read: `entries` by key may hold what it lacks.
 
-    Rises of `numbers` go into their series at once; one that has got its first value, or many, is `touched`. Other
-    writes, and numbers of other types, are reported.
+    Rises of `numbers` go into their series at once; one that has got its first value, or many, is `touched`. Numbers
+    of other types are reported; where there are no `numbers`, every write is.
     """
     unsettled = {key: entry.raw for key, entry in entries.items()}.get
     find = numbers.get
+    all_told = not numbers
     limit = Series.LIMIT
 
     class Settled(Plain):
@@ -83,8 +84,12 @@ def settled(
             before = _get(self, key, 0)
             _set(self, key, value)
             found = find(key)
+            if found is None:
+                if all_told:
+                    changed(key, before, value)
+                return
             kind = type(value)
-            if found is None or kind is not type(before) or (kind is not float and kind is not int):
+            if kind is not type(before) or (kind is not float and kind is not int):
                 changed(key, before, value)
                 return
             value -= before

@@ -123,12 +123,18 @@ def _recall_changed(key: Any, before: Any, value: Any) -> None:
         rise = value - before if type(value) is int and type(before) is int else _rise(before, value)
         if rise <= 0:
             return
-        if key == "n":
-            flow.settle_recall()
-        elif key == "hit" or key == "routed":  # noqa: PLR1714  # a tuple is built or a set hashed every time
-            flow.recall.change(key, rise if type(rise) is int else values.count(rise))
-            if not flow.busy:
-                flow.watch()
+        recall = flow.recall
+        if key == "hit":
+            recall.hit += rise if type(rise) is int else values.count(rise)
+        elif key == "routed":
+            recall.routed += rise if type(rise) is int else values.count(rise)
+        else:
+            if key == "n":
+                flow.settle_recall()
+            return
+        recall.owed = True
+        if not flow.busy:
+            flow.watch()
     except Exception as error:
         lose("write", error)
 
