@@ -45,12 +45,10 @@ experts instead of set operations, and what each cost, are in [Design](design.md
 through the SDK, and of rendering, which was three quarters of a scrape's time until the beginnings of lines were kept,
 in [Design](design.md#collection).
 
-Of a layer's worth `routed` takes two fifths and the nine durations three fifths (once). Sets of its own for each layer,
-which the caches do not hold, cost 16 % of it (once), what is handed over for the pool curve 6 % (once).
+Where a layer's worth goes, and what was tried to make it less, is in [Design](design.md#a-layers-worth).
 
-The shares of a token are absolute. The same hooks took 1001 ns (`routed`, ten experts) and 185 ns (`prefetch`) on two
-cores of this kind in a quieter hour, in [Design](design.md#hooks): the first table of hooks here tells how far this run
-was from that.
+The shares of a token are absolute, and other work on the machine is in them; the ratio to empty calls depends on it
+less.
 """
 
 
