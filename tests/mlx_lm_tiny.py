@@ -18,6 +18,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from moe_telemetry import adding, counting
 from moe_telemetry.testing import Capture
 
 generate = importlib.import_module("mlx_lm.generate")  # as an attribute of the package it is the function
@@ -95,6 +96,26 @@ def save(folder: Path, **fields: Any) -> Path:
     mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(tiny(**fields).parameters())))
     tokenizer()._tokenizer.save_pretrained(folder)
     return folder
+
+
+def packed_kernels(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Have routing counted as on CUDA, packed passes included, by MLX's own operations; the list that comes back gets
+    the number of calls of each pass that is packed."""
+    made: list[int] = []
+
+    def kernel(calls: int) -> Any:
+        def run(inputs: list[mx.array], **_: Any) -> list[mx.array]:
+            assert len(inputs) == calls + 1, "as the kernel is called"
+            made.append(calls)
+            return [mx.stack([array.reshape(-1) for array in inputs[:-1]])]
+
+        return run
+
+    monkeypatch.setattr(counting, "on_cuda", lambda: True)
+    monkeypatch.setattr(counting, "_broken", True)
+    monkeypatch.setattr(adding, "_packing", kernel)
+    monkeypatch.setattr(adding, "packing", adding.Packing)
+    return made
 
 
 class Witness:

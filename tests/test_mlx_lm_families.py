@@ -21,6 +21,7 @@ import mlx.core as mx
 from mlx_lm.models import switch_layers
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm_families import EXPERTS, FAMILIES, NOT_RUN, RUN, build, in_mlx_lm
+from mlx_lm_tiny import packed_kernels
 
 import moe_telemetry as mt
 from moe_telemetry import snapshot
@@ -198,6 +199,15 @@ def check(family: str, recorder: mt.Recorder, prompt: int = 7, new: int = 5) -> 
 def test_family(family: str, recorder: mt.Recorder) -> None:
     """Each call counts once, in its layer, with its union and its tokens by expert; nothing else is evaluated."""
     check(family, recorder)
+
+
+@pytest.mark.parametrize("family", RUN)
+@pytest.mark.usefixtures("quick_cpu")
+def test_family_packed(family: str, recorder: mt.Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same where passes are counted as on CUDA; each family's decode is packed."""
+    packed = packed_kernels(monkeypatch)
+    check(family, recorder)
+    assert packed
 
 
 @pytest.mark.parametrize("family", ["gemma4_text", "nemotron_h", "olmoe", "qwen3_moe"])

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 
 import lazies
 import mlx.core as mx
 import pytest
 from routed import BEHIND, EXPERTS, calls, cap, lost, passes, routing_of, tokens, way
 
-from moe_telemetry import counting, live, pending, reduction, routing
+from moe_telemetry import counting, live, pending, reduction, routing, tallies
 from moe_telemetry import recorder as rec
 from moe_telemetry.cells import LOAD_CALLS, LOAD_WINDOW, ExpertLoad
+from moe_telemetry.reuse import curve_of
 from moe_telemetry.testing import capture
 
 __all__ = ["cap", "no_evaluation", "way"]
@@ -204,16 +206,69 @@ def test_passes_of_another_shape(cap, whole):
     assert {layer: [0, 4, 4, 2, 2, 2, 2, *[0] * 9] for layer in range(3)} == tokens(cap)
 
 
-def test_whole_passes_are_simulated():
-    """Their layers' pool curves are those of the same calls one by one."""
-    found = []
-    for whole in (False, True):
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("hand_over", [lambda _: False, lambda _: True, lambda number: number % 23 < 19])
+def test_routing_is_simulated(hand_over):
+    """Pool curves are those of the same sets given to `routed`, pass by pass: calls of a pass one by one, whole passes,
+    both in turn, of several lengths and in both phases."""
+    draw, found = random.Random(0), []
+    given = [[draw.choices(range(EXPERTS), k=2) for _ in range(1 if draw.random() < 0.8 else 40)] for _ in range(90)]
+    for sets in (True, False):
         with capture(pool_curve="all") as cap:
-            for number in range(40):
-                passes(1, layers=3, ids=[[number % 2, 5 + number % 3]], whole=whole)
-            found.append({key: value for key, value in cap.series().items() if key[0].startswith("moe.pool.simulated")})
+            for number, ids in enumerate(given):
+                rec.forward(len(ids), "decode" if len(ids) == 1 else "prefill")
+                if sets:
+                    for layer in range(3):
+                        rec.routed(layer, {expert for row in ids for expert in row})
+                else:
+                    passes(1, layers=3, ids=ids, whole=hand_over(number))
+            cap.series()
+            stacks = cap.store.curves.followed
+            found.append({(layer, at): curve_of(feed) for layer, one in stacks() for at, feed in one.feeds.items()})
     assert found[0] == found[1]
-    assert 0 < found[1]["moe.pool.simulated.hits", (("phase", "decode"), ("slots", "8"))]
+    assert found[0]
+
+
+# -- carried from batch to batch ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def carrying(monkeypatch):
+    """On the device nothing is read for lack of time."""
+    monkeypatch.setattr(counting, "on_cuda", lambda: True)
+    monkeypatch.setattr(counting, "_broken", True)
+    monkeypatch.setattr(tallies, "SECONDS", 1e9)
+    with capture() as cap:
+        yield cap
+
+
+def test_what_is_added_up_is_not_read(carrying):
+    """Before it is time: so long the device has it, and all of it is there when it is asked for."""
+    passes(4 * BEHIND, whole=True)
+    assert 0 == calls(carrying)
+    router = carrying.store.routers[threading.get_ident()]
+    assert [4 * BEHIND - routing.FORWARDS] == [tally.passes for tally in router._tallies.values()]
+    assert 2 * 4 * BEHIND == carrying.total("moe.layer.calls")
+
+
+@pytest.mark.parametrize("limit", ["SECONDS", "PASSES", "TALLIES"])
+def test_when_it_is_read(carrying, monkeypatch, limit):
+    """Behind a second, many passes, or with many kinds of them; a batch later, as all is."""
+    monkeypatch.setattr(tallies, limit, {"SECONDS": 0.0, "PASSES": routing.FORWARDS, "TALLIES": 0}[limit])
+    passes(BEHIND, whole=True)
+    assert 0 == calls(carrying)
+    passes(1, whole=True)
+    assert 2 * routing.FORWARDS == calls(carrying)
+
+
+def test_its_second_begins_with_its_first_pass(carrying, monkeypatch):
+    """And not with the last one that was added."""
+    monkeypatch.setattr(tallies, "SECONDS", 0.3)
+    for _ in range(3):
+        passes(routing.FORWARDS, whole=True)
+        time.sleep(0.16)
+    passes(2 * routing.FORWARDS, whole=True)
+    assert 3 * 2 * routing.FORWARDS == calls(carrying)
 
 
 @pytest.mark.parametrize("whole", [False, True])

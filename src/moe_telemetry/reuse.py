@@ -79,7 +79,7 @@ class Feed:
     def hand_over_rows(self, rows: list[list[int]]) -> None:
         """`hand_over` for many calls: a row of distinct ids each, filled up with -1, which no id is."""
         met = set().union(*rows)
-        if -1 in met or len(met) > LARGE or not met <= self.known:
+        if len(met) > LARGE or not met <= self.known:  # -1 is never known
             for row in rows:
                 if routed := set(row) - {-1}:
                     self.hand_over(routed)
