@@ -187,7 +187,8 @@ def cases(recorder: Recorder) -> list[Case]:
         Case("note_union, then note_miss_attrib of 10", _layer(profiling, 3), _layer(seed, 3), 0.75),
         Case(
             "the same, 48 layers, a fourth followed",
-            *(_layer(module, *range(48)) for module in (profiling, seed)),
+            _layer(profiling, *range(48)),
+            _layer(seed, *range(48)),
             0.75,
         ),
         Case("PROF[...] += against a dict's", write(profiling.PROF, "fetch", 1e-4), write(plain, "fetch", 1e-4), 10.0),
