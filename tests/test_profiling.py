@@ -20,7 +20,7 @@ import pytest
 from profiling_state import DICTS, pristine
 from seed_reference import Reference
 
-from moe_telemetry import hooks, profiling, profiling_ticks, snapshot
+from moe_telemetry import hooks, profiling, profiling_ticks, profiling_times, profiling_unions, snapshot
 from moe_telemetry import recorder as rec
 from moe_telemetry.catalog import HOST_BOUNDS
 from moe_telemetry.profiling import (
@@ -797,6 +797,41 @@ def test_threads_lose_nothing(variant):
         assert 16_000 == UNION_PROF[1][1]
     assert 16_000 == captured.total("moe.layer.calls")
     assert 16_000 == captured.value("moe.promote.duration", phase="decode", step="take").count
+
+
+def test_a_thread_that_comes_in_while_another_adds_loses_nothing(monkeypatch):
+    """Seconds that are noted and read in the middle of another read are in the dict behind both."""
+    adding = profiling_times.add_up
+
+    def interrupted(numbers, start):
+        monkeypatch.undo()
+        note_tprof("take_s", 0.25)
+        assert 0.0 == PREFETCH_TPROF["take_s"]
+        return adding(numbers, start)
+
+    with capture() as captured:
+        note_tprof("take_s", 0.5)
+        monkeypatch.setattr(profiling_times, "add_up", interrupted)
+        assert 0.5 == PREFETCH_TPROF["take_s"]
+        assert 0.75 == PREFETCH_TPROF["take_s"]
+    assert 0.75 == captured.value("moe.promote.duration", phase="decode", step="take").sum
+
+
+def test_two_threads_with_the_first_union_of_a_length_count_in_one_row(monkeypatch):
+    """The one that comes second finds the row of the first, so that the dict has the unions of both."""
+    making = profiling_unions.SeqCells
+
+    def interrupted(*given):
+        made = making(*given)
+        monkeypatch.undo()
+        note_union(5, 7, 0)
+        return made
+
+    with capture() as captured:
+        monkeypatch.setattr(profiling_unions, "SeqCells", interrupted)
+        note_union(5, 9, 0)
+        assert [16, 2] == UNION_PROF[5]
+        assert 2 == captured.total("moe.layer.calls")
 
 
 @pytest.mark.parametrize("timing", ["fetch", "predict", "write"])

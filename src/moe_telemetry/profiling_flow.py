@@ -84,7 +84,7 @@ class Flow:
 
     def known(self) -> str:
         """The phase as far as it is known now, for what can wait no longer."""
-        told = self.told()
+        told = self.told() if self._explicit or self.home.active else None
         if told is None and not self.watched and self.passes.seq != UNKNOWN:
             return self.of(self.passes.seq)
         return told or self.phase
@@ -181,8 +181,10 @@ class Flow:
         unions.pending = None
         if pending is not None:
             seq, size, layer = pending
-            if passes.timed or told != self.phase or self.recall.owed:
+            if told != self.phase or self.recall.owed or not passes.settled:
                 self._decide(told, seq, layer, waited=True)
+            elif passes.timed:
+                passes.decided(layer, False)
             try:
                 cells = unions.by_phase[phase][seq][layer]
                 cells.sizes[size] += 1

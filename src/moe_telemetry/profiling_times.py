@@ -44,7 +44,9 @@ class Series:
     LIMIT: ClassVar[int] = 512
     """Numbers that wait at most."""
 
-    __slots__ = ("_export", "_lose", "before", "counter", "either", "key", "mark", "raw", "seen", "target")
+    __slots__ = (
+        *("_export", "_lose", "_settling", "before", "counter", "either", "key", "mark", "raw", "seen", "target"),
+    )
 
     def __init__(
         self,
@@ -66,16 +68,26 @@ class Series:
         self.mark = 0
         self._export = export
         self._lose = lose
+        self._settling = False
 
     def __len__(self) -> int:
         return len(self.seen) + len(self.raw)
 
     def settle(self) -> None:
-        """Bring the dict up to date."""
+        """Bring the dict up to date, unless another thread is at it."""
+        if self._settling:
+            return
+        self._settling = True  # no call in between, where another thread could come in
+        try:
+            self._settle()
+        finally:
+            self._settling = False
+
+    def _settle(self) -> None:
         batch = self.raw[:]
+        del self.raw[:]  # the same here: what is appended is in one of both
         if not batch:
             return
-        del self.raw[: len(batch)]
         target, key = self.target, self.key
         try:
             total = add_up(batch, dict.__getitem__(target, key))
@@ -112,8 +124,8 @@ class Series:
         if self.raw:
             self.settle()
         batch = self.seen[:number]
+        del self.seen[:number]  # as in _settle
         if batch:
-            del self.seen[: len(batch)]
             self.mark = max(0, self.mark - len(batch))
             try:
                 self._export(phase, batch, self._lose)

@@ -116,10 +116,11 @@ class Unions:
             if seq > catalog.SEQ_EXACT and sum(known[1] > catalog.SEQ_EXACT for known in self._rows) >= EXACT_SEQS:
                 return None
             label = "" if seq == UNKNOWN else catalog.seq_label(seq)
-            row = SeqCells(self.home, self.home.phases[phase], seq or None, label)
-            self._rows[phase, seq] = row
-            self.by_phase[phase][seq] = row.by_layer
-            self.home.guest_rows.append(row)
+            made = SeqCells(self.home, self.home.phases[phase], seq or None, label)
+            row = self._rows.setdefault((phase, seq), made)  # another thread may have been here first
+            if row is made:
+                self.by_phase[phase][seq] = row.by_layer
+                self.home.guest_rows.append(row)
         return row
 
     def _keep(self, seq: int, size: int, layer: int) -> None:
