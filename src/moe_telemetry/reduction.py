@@ -1,8 +1,8 @@
 """From the routing of some forward passes to integers (routing.py says when).
 
-Few ids in memory that the host shares with the device (Metal, CPU) are read as they are. On CUDA, whose host pays for a
-page with each array it reads, and for the many ids of a prefill, the device counts first: tokens by call and expert,
-from which everything else is a sum. docs/design.md has the measurements.
+Few ids in memory that the host shares with the device (Metal, CPU) are read as they are. On CUDA, where an array that
+the host reads is moved first, and for the many ids of a prefill, the device counts: whole passes by layer (tallies.py),
+and of calls with sets of their own each one (counting.py). docs/design.md has the measurements.
 """
 
 from __future__ import annotations

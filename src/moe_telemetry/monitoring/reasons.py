@@ -57,7 +57,7 @@ WHY: dict[str, str] = {
 _RESIDENT = "mlx_lm has all experts in memory: no pool, no prediction and no reads; and it does not time its MoE blocks"
 _NO_EXPERTS = "no MoE model has run so far, or its experts are in modules of another kind (docs/mlx_lm.md)"
 _IDLE = "mlx_lm has generated nothing so far"
-_NO_CURVE = "pool_curve is off, or routing is counted on the device (CUDA) and no ids reach the host"
+_NO_CURVE = "pool_curve is off"
 _OF_STREAMING = (
     *(c.LOOKUPS, c.PREDICTOR_EXPERTS, c.PREDICTOR_CANDIDATES, c.POOL_CAPACITY, c.POOL_RESIDENT),
     *(c.PREFETCH_DURATION, c.PREFETCH_WINDOW, c.PREFETCH_PLACED, c.PREFETCH_HITS, c.PREFETCH_DROPPED),

@@ -14,7 +14,7 @@ LRU, EARNED, LOST = "█", "▒", "░"
 PHASES = ("decode", "prefill")
 NONE = (
     "- no curve: nothing was routed yet, pool_curve is off, or the ids of experts",
-    "  never reach the host, as with recorder.union() or on CUDA",
+    "  are not handed over, as with recorder.union()",
 )
 
 
