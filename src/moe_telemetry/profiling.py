@@ -132,10 +132,10 @@ def note_miss_attrib(  # noqa: PLR0912, PLR0915
             if not arrived <= predicted:  # it is nearly always
                 arrived = arrived & predicted
             by_prefetch = len(arrived)
-        if missed:
+        if missed and not absent.isdisjoint(predicted):
             named = absent & predicted
             late = len(named)
-            if late and ready:
+            if ready:
                 evicted = len(named & ready)
                 late -= evicted
                 by_prefetch = max(by_prefetch - evicted, 0)
