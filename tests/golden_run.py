@@ -95,7 +95,7 @@ def normalised(text: str) -> str:
 def scraped(form: str) -> str:
     """The golden run as scraped over HTTP."""
     import moe_telemetry as mt
-    from moe_telemetry.cells import ExpertLoad
+    from moe_telemetry.loads import ExpertLoad
 
     before = sys.modules.get("mlx.core")
     sys.modules["mlx.core"] = fake_mlx()

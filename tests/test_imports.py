@@ -22,14 +22,14 @@ ROOT = Path(moe_telemetry.__file__).parent
 
 LAYERS = (
     {"catalog", "version"},
-    {"values", "routing_trace", "reuse", "cells", "hooks", "processes"},
+    {"values", "routing_trace", "reuse", "loads", "cells", "hooks", "processes"},
     {"store", "settings"},
     {"losses", "series"},
     {"duration_hooks"},
     {"counting", "adding"},
     {"following"},
     {"passes"},
-    {"tallies"},
+    {"tallies", "calls"},
     {"reduction"},
     {"pending"},
     {"routing"},
@@ -128,7 +128,7 @@ def test_the_listed_modules_exist():
 def test_the_reading_of_imports_reads_them():
     """The check sees what is known to be imported."""
     assert {"catalog"} == imports("cells")
-    assert {"catalog", "values", "reuse", "cells", "hooks"} == imports("store")
+    assert {"catalog", "values", "reuse", "loads", "cells", "hooks"} == imports("store")
     assert FACADE == imports("")
     assert set() == imports("hooks") == imports("catalog")
 

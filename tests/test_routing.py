@@ -13,7 +13,7 @@ from routed import BEHIND, EXPERTS, calls, cap, lost, passes, routing_of, tokens
 
 from moe_telemetry import counting, live, pending, reduction, routing, tallies
 from moe_telemetry import recorder as rec
-from moe_telemetry.cells import LOAD_CALLS, LOAD_WINDOW, ExpertLoad
+from moe_telemetry.loads import LOAD_CALLS, LOAD_WINDOW, ExpertLoad
 from moe_telemetry.reuse import curve_of
 from moe_telemetry.testing import capture
 
@@ -641,7 +641,7 @@ def test_large_routing_is_handed_to_the_device(cap, whole):
         device = [*router._batches[-1]._parts, *router._tallies.values()]
         found.append([type(part).__name__ for part in device])
         cap.store.drain()
-    host, counted = ("HostPasses", "Tally") if whole else ("_HostCalls", "_DeviceCalls")
+    host, counted = ("HostPasses", "Tally") if whole else ("HostCalls", "DeviceCalls")
     assert [[counted if counting.on_cuda() else host], [counted]] == found
 
 

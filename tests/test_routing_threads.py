@@ -16,10 +16,11 @@ import pytest
 from routed import BEHIND, EXPERTS, calls, cap, lost, passes, routing_of, tokens, way
 
 import moe_telemetry as mt
-from moe_telemetry import cells, counting, live, pending, recording, reduction, routing, store, tallies
+from moe_telemetry import calls as of_calls
+from moe_telemetry import cells, counting, live, loads, pending, recording, reduction, routing, store, tallies
 from moe_telemetry import passes as whole
 from moe_telemetry import recorder as rec
-from moe_telemetry.cells import LOAD_CALLS, ExpertLoad
+from moe_telemetry.loads import LOAD_CALLS, ExpertLoad
 from moe_telemetry.series import Distribution
 from moe_telemetry.testing import capture
 
@@ -335,17 +336,17 @@ def test_two_threads_may_meet_a_layer_at_once(monkeypatch):
         def __init__(self, experts):
             if not others:
                 others.append(None)
-                in_thread(lambda: others.append(whole.load_of(layer, 4)))
+                in_thread(lambda: others.append(loads.load_of(layer, 4)))
             super().__init__(experts)
 
-    monkeypatch.setattr(whole, "ExpertLoad", Made)
-    assert whole.load_of(layer, 4) is others[1]
+    monkeypatch.setattr(loads, "ExpertLoad", Made)
+    assert loads.load_of(layer, 4) is others[1]
     others.clear()
-    assert 8 == whole.load_of(layer, 8).experts
+    assert 8 == loads.load_of(layer, 8).experts
     assert 8 == layer.load.experts
 
 
-@pytest.mark.parametrize("module", [cells, live, whole, reduction, store])
+@pytest.mark.parametrize("module", [cells, live, loads, whole, reduction, of_calls, store])
 def test_the_right_side_of_an_increment_holds_no_call(module):
     """An interpreter with a lock may switch threads at a call, between loading a field and storing it again."""
     increments = [node for node in ast.walk(ast.parse(inspect.getsource(module))) if isinstance(node, ast.AugAssign)]

@@ -11,10 +11,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from .cells import ExpertLoad, LayerCells, SeqCells
+from .cells import LayerCells, SeqCells
 from .following import Followed
+from .loads import load_of
 from .losses import lost
-from .store import Layer, Store
+from .store import Store
 from .values import Refused
 
 PATIENCE = 4
@@ -133,12 +134,3 @@ def flat(indices: mx.array) -> list[int]:
         ids = ids[0] if len(ids) == 1 else [one for row in ids for one in row]
     found: list[int] = ids
     return found
-
-
-def load_of(layer: Layer, experts: int) -> ExpertLoad:
-    """The layer's load; begun anew for another model's layer."""
-    while (load := layer.load) is None or load.experts != experts:
-        made = ExpertLoad(experts)
-        if layer.load is load:  # apart from the call: two threads may meet a new layer at once
-            layer.load = made
-    return load

@@ -14,19 +14,19 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable, Sized
-from functools import lru_cache
 from threading import get_ident
 from typing import Any
 
 import mlx.core as mx
 
 from . import counting, values
+from .calls import Call, Calls, mask_of
 from .cells import SeqCells
 from .counting import SHARED_EXPERTS
 from .losses import lost
 from .passes import Pass, Plan
 from .pending import Pending
-from .reduction import Batch, Call, Calls, Mask, Tallies, Unit, count_parts
+from .reduction import Batch, Tallies, Unit, count_parts
 from .store import Store
 from .values import Refused
 
@@ -85,11 +85,11 @@ class Router:
         if size > MAX_CALL_IDS:
             raise Refused("too_many", indices)
         if resident is not None:
-            resident = _mask(resident, experts)
+            resident = mask_of(resident, experts)
         if predicted is not None:
-            predicted = _mask(predicted, experts)
+            predicted = mask_of(predicted, experts)
             if ready is not None:
-                ready = _mask(ready, experts)
+                ready = mask_of(ready, experts)
         if predicted is None or resident is None:
             ready = None  # says nothing then (hooks.Recorder.routed)
         index = layer if type(layer) is int and layer >= 0 else values.layer_index(layer)
@@ -280,24 +280,3 @@ def router_of(store: Store) -> Router:
     if store.ended:
         router.drain(end=True)
     return router
-
-
-def _mask(given: Any, experts: int) -> Mask:
-    """A set of expert ids as it is now: a bool array (experts,), or whatever else `routed` takes."""
-    if type(given) is mx.array:
-        if given.dtype != mx.bool_ or given.shape != (experts,):
-            raise Refused("not_a_number", given)
-        return mx.array.__copy__(given)
-    found = frozenset(values.ids(given))
-    if found <= _ids(experts):  # one call: a pool has a hundred ids, and comes with each layer
-        return found
-    if any(type(expert) is not int for expert in found):
-        found = frozenset(map(values.count, found))
-    if not found <= _ids(experts):
-        raise Refused("out_of_range", given)
-    return found
-
-
-@lru_cache(maxsize=16)
-def _ids(experts: int) -> frozenset[int]:
-    return frozenset(range(experts))

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import catalog, values
 from .catalog import Metric
-from .cells import UNLIMITED, ExpertLoad, HistogramCell, LayerCells, PhaseCells, SeqCells
+from .cells import UNLIMITED, HistogramCell, LayerCells, PhaseCells, SeqCells
 from .hooks import HOOKS, Phase
+from .loads import ExpertLoad
 from .reuse import MODES, PoolCurves
 from .values import Refused
 

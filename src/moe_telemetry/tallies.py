@@ -17,8 +17,9 @@ import mlx.core as mx
 
 from . import adding
 from .following import Followed
+from .loads import load_of
 from .losses import lost
-from .passes import Pass, Plan, count_unions, load_of
+from .passes import Pass, Plan, count_unions
 from .store import Store
 from .values import Refused
 
