@@ -742,6 +742,28 @@ def test_an_error_when_figures_are_read_leaves_the_other_kinds(cap, monkeypatch)
     assert 0 < lost(cap)["error"]
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_cannot_be_read_is_a_loss_of_all_its_calls(cap, whole):
+    """As when the device has run out of memory; the batch behind it counts."""
+
+    class Unreadable:
+        def tolist(self):
+            raise RuntimeError("no memory")
+
+    passes(2, ids=[[1, 2]] * 40, whole=whole)
+    router = cap.store.routers[threading.get_ident()]
+    router._begin()
+    router._pending.close(router._closed, every=True)
+    router._launch()
+    for part in [*(part for batch in router._batches for part in batch._parts), *router._tallies.values()]:
+        object.__setattr__(part, "counts" if whole else "_read", Unreadable() if whole else [Unreadable()])
+    router._read(0)
+    router._count()
+    assert {"error": 4} == lost(cap)
+    passes(1, ids=[[1, 2]] * 40, whole=whole)
+    assert 2 == cap.total("moe.layer.calls")
+
+
 class BrokenLoad(ExpertLoad):
     def count(self, *_):
         raise OverflowError

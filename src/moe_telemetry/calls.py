@@ -175,7 +175,11 @@ class DeviceCalls:
 
     def count(self, store: Store, followed: Followed) -> None:
         self._rows.add_to(followed)
-        read: list[Any] = [each.tolist() for each in self._read]
+        try:
+            read: list[Any] = [each.tolist() for each in self._read]
+        except Exception as error:
+            lost(store, "routed_array", error, len(self))
+            return
         (sizes, invalid), predictions, sums = read
         valid = dict.fromkeys(self._layers, 0)
         for call, number, bad, row in zip(self._calls, sizes, invalid, predictions, strict=True):

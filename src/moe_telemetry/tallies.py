@@ -85,7 +85,12 @@ class Tally:
     def count(self, store: Store, followed: Followed) -> None:
         """Read the sums and count them; waits for the device where it is not done yet."""
         plan = self.plan
-        rows: list[list[int]] = self.counts.tolist()  # type: ignore[assignment]
+        try:
+            rows: Any = self.counts.tolist()
+            sets: Any = [(numbers, found.tolist()) for numbers, found in self.sets]
+        except Exception as error:
+            lost(store, "routed_array", error, len(self))
+            return
         for cells, capacity, layer, row in zip(plan.cells, plan.capacities, plan.layers, rows, strict=True):
             tokens, invalid, unions = row[: plan.experts], row[plan.experts], row[plan.experts + 1 :]
             if invalid:
@@ -95,9 +100,8 @@ class Tally:
             known = store.layers.get(layer) if calls else None  # not so for one over the layer budget
             if known is not None:
                 load_of(known, plan.experts).add(calls, tokens)
-        for numbers, found in self.sets:
-            each: Any = found.tolist()
-            for at, of_layer in zip(plan.followed, zip(*each, strict=True), strict=False):
+        for numbers, found in sets:
+            for at, of_layer in zip(plan.followed, zip(*found, strict=True), strict=False):
                 followed.add_rows(numbers, plan.cells[at], list(of_layer))
 
 
