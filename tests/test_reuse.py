@@ -7,6 +7,7 @@ import threading
 import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import lazies
@@ -279,6 +280,23 @@ def test_a_full_buffer_is_worked_off_by_who_hands_over(monkeypatch: pytest.Monke
     assert sum(len(experts) for *_, experts in calls) == sum(
         reuse.curve_of(feed).lookups for _, stack in curves.followed() for feed in stack.feeds.values()
     )
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_rows_of_many_passes_are_worked_off_too(held: bool) -> None:
+    """More at once than one call simulates: no more waits than is allowed, or twice that while another simulates."""
+    curves = PoolCurves("all")
+    feed = curves.feed(0, "decode")
+    assert feed is not None
+    number, times = 4 * reuse.ROOM_CALLS, 3 * reuse.MAX_WAITING // (4 * reuse.ROOM_CALLS)
+    with curves._lock if held else nullcontext():
+        for at in range(times):
+            feed.hand_over_rows([[at % 60, (at + row) % 59 + 60] for row in range(number)])
+            assert (1 + held) * reuse.MAX_WAITING + reuse.ROOM_CALLS >= len(curves.waiting)
+    waiting = len(curves.waiting)
+    curves.collect()
+    assert 2 * (times * number - curves.lost) == reuse.curve_of(feed).lookups
+    assert (times * number - waiting if held else 0) == curves.lost
 
 
 def test_memory_is_bounded_at_94_layers_of_512_experts() -> None:

@@ -84,9 +84,10 @@ class Feed:
                 if routed := set(row) - {-1}:
                     self.hand_over(routed)
             return
-        self.waiting.extend([[self, *row] for row in rows])
-        if len(self.waiting) > MAX_WAITING:
-            self.stack.curves.make_room(len(met))
+        for begin in range(0, len(rows), ROOM_CALLS):  # as many as there is room made for at a time
+            self.waiting.extend([[self, *row] for row in rows[begin : begin + ROOM_CALLS]])
+            if len(self.waiting) > MAX_WAITING:
+                self.stack.curves.make_room(len(met))
 
 
 class LayerStack:
@@ -211,7 +212,7 @@ class PoolCurves:
         if not self._too_many(1):
             return
         if not self._lock.acquire(blocking=False):
-            if self._too_many(2):  # who simulates is not let on: rather lose the oldest
+            while self._too_many(2):  # who simulates is not let on: rather lose the oldest
                 self._next()
                 self.lost += 1
             return
