@@ -205,6 +205,7 @@ def test_what_a_trace_lacks_is_told(tmp_path: Path, capsys: pytest.CaptureFixtur
         capsys, "--trace", path
     )
     odd: list[Any] = [[0, 2, 5], [0, 1, 5, 5], [-1, 1, 5], [0], [0, 1, 2.0], [0, 1, True], {"a": 1}, "x", None, 3]
+    odd.append([1_000_000, 1, 5])
     path = write(tmp_path / "odd", calls[:5] + odd + calls[5:])
     text = told(capsys, "--trace", path)
     assert f"lines of the trace that could not be read: {len(odd)}" in text
@@ -223,10 +224,11 @@ def test_what_a_trace_lacks_is_told(tmp_path: Path, capsys: pytest.CaptureFixtur
         (json.dumps({**HEAD, "phases": ["decode", "prefill"]}), "has the format"),
         ('{"routing_trace": 1, "run": ' + "[" * 100_000, "is no routing trace"),
         (json.dumps(HEAD) + "\n" + json.dumps([0, 1, *range(600)]) + "\n", "more than 512 experts"),
+        (json.dumps(HEAD) + "".join(f"\n[{at},1,2]" for at in range(10_001)), "more than 10000 layers"),
         (json.dumps(HEAD) + '\n[0, 1, 2]\n{"end": {"left_out": "x"}}\n', "is damaged"),
         (json.dumps(HEAD) + '\n[0, 1, 2]\n{"end": {"why": ["full"]}}\n', "is damaged"),
     ],
-    ids=("missing", "empty", "snapshot", "binary", "gzip", "later", "phases", "deep", "experts", "left_out", "why"),
+    ids=("missing", "empty", "snapshot", "binary", "gzip", "later", "phases", "deep", "ids", "layers", "left", "why"),
 )
 def test_a_bad_trace_is_one_line(
     content: str | None, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -239,6 +241,16 @@ def test_a_bad_trace_is_one_line(
     captured = capsys.readouterr()
     assert ("", 1) == (captured.out, captured.err.count("\n"))
     assert words in captured.err
+
+
+def test_what_a_trace_says_is_no_order_to_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Control characters, and halves of surrogate pairs, which no stream encodes."""
+    odd = "\x1b]0;x\x07\ud800"
+    path = write(tmp_path / "t", cycle(1, 4, 3), {"layers": odd}, model=odd, run=odd)
+    text = told(capsys, "--trace", path)
+    assert text.startswith("?]0;x?? on r, run ?]0;x??, from")
+    assert "(1 of ?]0;x?? layers," in text
+    assert text.replace("\n", "").isprintable()
 
 
 def test_a_trace_without_calls_says_no_rates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

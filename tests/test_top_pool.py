@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from collections.abc import Iterator
@@ -39,6 +40,7 @@ class Known:
 
     scrape: Scrape
     size: dict[str, Any]
+    snapshot: dict[str, Any]
 
     @property
     def sized(self) -> Sized:
@@ -47,7 +49,8 @@ class Known:
 
 def known(run: Recorded, skill: float = 0.9) -> Known:
     work(run, skill)
-    return Known(at(run.text(), 60.0), mt.report(run.snapshot())["pool_size"])
+    snapshot = run.snapshot()
+    return Known(at(run.text(), 60.0), mt.report(snapshot)["pool_size"], snapshot)
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +130,16 @@ def test_nothing_simulated_is_nothing_to_show() -> None:
     assert None is scraped(scrape)
     assert list(pool_lines.NONE) == shown(watching(scrape)) == shown(watching(scrape, Sized(None, RUN)))
     assert [] == shown(Watched(URL))
+
+
+@pytest.mark.parametrize("overall", ["text", ["x"], {"verify": {"lookups": 1, "distances": [1]}}], ids=str)
+def test_a_curve_of_no_phase_that_is_known_is_none(
+    overall: object, whole: Known, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of another version: the page says that there is no curve."""
+    found = {**whole.snapshot, "pool_curve": {**whole.snapshot["pool_curve"], "overall": overall}}
+    monkeypatch.setattr(pools, "get", lambda *given: json.dumps(found).encode())
+    assert list(pool_lines.NONE) == shown(watching(whole.scrape, Sized(pools.ask(URL).found, RUN)))
 
 
 @pytest.mark.parametrize(

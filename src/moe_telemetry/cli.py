@@ -14,6 +14,7 @@ from .demo.settings import DemoError
 from .programs import ProgramError
 from .reports import ReportError
 from .settings import ConfigurationError
+from .terminal import printable
 from .version import __version__
 
 
@@ -114,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter's end fails as well
         return 141
     except (ConfigurationError, DemoError, ProgramError, ReportError) as error:
-        print(f"moe-telemetry: {error}", file=sys.stderr)
+        print(f"moe-telemetry: {printable(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

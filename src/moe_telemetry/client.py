@@ -10,6 +10,7 @@ from http.client import HTTPException
 from urllib.parse import urlsplit, urlunsplit
 
 from .settings import DEFAULT_HOST, DEFAULT_PORT
+from .terminal import printable
 
 TIMEOUT_SECONDS = 5.0
 MAX_BYTES = 64 << 20
@@ -96,4 +97,4 @@ def _reason(error: Exception, seconds: float) -> str:
         words = f"answers {error.code} {error.reason}"
     else:
         words = str(getattr(cause, "strerror", None) or str(cause) or type(cause).__name__).lower()
-    return "".join(char if char.isprintable() else "?" for char in " ".join(words.split()))[:200]
+    return printable(" ".join(words.split()))[:200]

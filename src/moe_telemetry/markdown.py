@@ -10,6 +10,7 @@ from . import policy_report, pool_size, summary
 from .comparison import PARTS, Comparison, alike, amount, change, differing, named, verdict
 from .figures import PhaseFigures
 from .reports import Report
+from .terminal import printable
 
 UNION_KEYS = ("p50", "p99", "max", "max_layer")
 
@@ -109,5 +110,5 @@ def cell(text: str) -> str:
 
 def code(text: Any) -> str:
     """Text of others, shown as it is: no line, cell or markup of ours ends in it."""
-    shown = "".join(char if char.isprintable() else "?" for char in str(text))
+    shown = printable(str(text))
     return f"`{shown.replace('`', chr(39)).replace('|', '¦') or ' '}`"

@@ -50,6 +50,8 @@ def pool_size(snapshot: Snapshot, totals: Totals) -> Found | None:
         for phase in c.PHASES
         if phase in known["overall"]
     }
+    if not phases:
+        return None
     rates = phases.get("decode", {"hit_rates": {}})["hit_rates"]
     return {
         "followed": sum(1 for by_phase in curves.values() if by_phase),

@@ -13,6 +13,7 @@ from typing import Any
 from . import client, comparison, markdown, policy_report, trace_reader
 from .comparison import Comparison
 from .reports import DAMAGE, Report, ReportError, lines, report
+from .terminal import printable
 
 FETCH_SECONDS = 10.0
 MAX_BYTES = 64 << 20
@@ -59,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
         if isinstance(error, ReportError):
             raise
         raise ReportError(f"the {_read_from(options)} is damaged: {type(error).__name__}") from error
-    print(text)
+    print(printable(text, keep="\n"))
     return 0
 
 

@@ -14,6 +14,8 @@ from .catalog import PHASES
 from .reports import ReportError
 from .reuse import MAX_EXPERTS
 from .routing_trace import BEGIN, VERSION
+from .settings import MAX_LAYERS
+from .values import MAX_LAYER
 
 MAX_LINE = 1 << 20
 """Bytes; a call of 512 experts has some 2 KiB."""
@@ -130,6 +132,8 @@ def _take(found: RecordedRun, line: bytes, path: str) -> None:
         layer, phase, *experts = call
         calls = found.layers.get(layer)
         if calls is None:
+            if len(found.layers) == MAX_LAYERS:
+                raise ReportError(f"{path} is damaged: it has more than {MAX_LAYERS} layers")
             calls = found.layers[layer] = LayerCalls()
         calls.add(phase, experts)
         if len(calls.ids) > MAX_EXPERTS:
@@ -149,8 +153,9 @@ def _call(line: bytes) -> list[int] | None:
         found = [*map(int, line[1:-1].split(b","))]
     except ValueError:
         return None
-    well = len(found) >= 2 and found[0] >= 0 and 0 <= found[1] < len(PHASES) and len({*found[2:]}) == len(found) - 2
-    return found if well else None
+    if len(found) < 2 or not 0 <= found[0] <= MAX_LAYER or not 0 <= found[1] < len(PHASES):
+        return None
+    return found if len({*found[2:]}) == len(found) - 2 else None
 
 
 def _end(line: bytes) -> dict[str, Any] | None:

@@ -11,11 +11,13 @@ from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Static
 
+from moe_telemetry.terminal import printable
+
 from . import panes, pool_lines, tables
 from .history import SHARES, TRACKED, bars
 from .layers import ORDERS, ordered
 from .watched import Watched
-from .words import Line, plain, safe
+from .words import Line, plain
 
 STYLES = {
     "good": "$success",
@@ -46,7 +48,7 @@ def content(lines: Iterable[Line]) -> Content:
     for line in lines:
         for words, style in line:
             name = STYLES.get(style, "")
-            parts.append((safe(words), name) if name else safe(words))
+            parts.append((printable(words), name) if name else printable(words))
         parts.append("\n")
     return Content.assemble(*parts[:-1]) if parts else Content("")
 

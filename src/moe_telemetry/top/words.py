@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import zip_longest
 
+from moe_telemetry.terminal import printable
+
 from .frame import Absent, Figure
 
 Span = tuple[str, str]
@@ -12,14 +14,9 @@ Span = tuple[str, str]
 Line = list[Span]
 
 
-def safe(words: str) -> str:
-    """Words that an endpoint sent, without what a terminal would obey."""
-    return "".join(char if char.isprintable() else "?" for char in words)
-
-
 def plain(line: Line) -> str:
     """A line without its styles."""
-    return safe("".join(words for words, _ in line)).rstrip()
+    return printable("".join(words for words, _ in line)).rstrip()
 
 
 def percent(value: float | None) -> str:
