@@ -14,10 +14,12 @@ from top_recorded import START, Recorded, at, recorded
 from top_screen import drive, press, screen
 
 import moe_telemetry as mt
+from moe_telemetry import catalog as c
 from moe_telemetry.client import ClientError
 from moe_telemetry.top import pool_lines, pools
 from moe_telemetry.top.app import TopApp
 from moe_telemetry.top.once import text, watch_once
+from moe_telemetry.top.panes import PANE_WIDTH
 from moe_telemetry.top.pools import SIZE_SECONDS, Sized, scraped
 from moe_telemetry.top.scrape import Scrape
 from moe_telemetry.top.watched import Watched
@@ -25,6 +27,7 @@ from moe_telemetry.top.words import percent, plain
 
 RUN = f"{START:.0f}"
 URL = "http://gpu1:9464"
+BARS = pool_lines.LRU + pool_lines.EARNED + pool_lines.LOST
 
 
 def work(run: Recorded, skill: float = 0.9) -> None:
@@ -41,6 +44,7 @@ class Known:
     scrape: Scrape
     size: dict[str, Any]
     snapshot: dict[str, Any]
+    text: str
 
     @property
     def sized(self) -> Sized:
@@ -49,8 +53,8 @@ class Known:
 
 def known(run: Recorded, skill: float = 0.9) -> Known:
     work(run, skill)
-    snapshot = run.snapshot()
-    return Known(at(run.text(), 60.0), mt.report(snapshot)["pool_size"], snapshot)
+    snapshot, text = run.snapshot(), run.text()
+    return Known(at(text, 60.0), mt.report(snapshot)["pool_size"], snapshot, text)
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +134,26 @@ def test_nothing_simulated_is_nothing_to_show() -> None:
     assert None is scraped(scrape)
     assert list(pool_lines.NONE) == shown(watching(scrape)) == shown(watching(scrape, Sized(None, RUN)))
     assert [] == shown(Watched(URL))
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-1", "1e308"])
+def test_a_scrape_with_any_figure_breaks_no_page(value: str, whole: Known) -> None:
+    """Each of those that the curve is made of; bars are as long as there is room."""
+    metrics = (c.SIMULATED_HITS, c.SIMULATED_LOOKUPS, c.LOOKUPS, c.POOL_CAPACITY, c.UNION_MAX, c.READ_BYTES)
+    for metric in metrics:
+        for line in re.findall(rf"^{metric.prometheus}{{.*$", whole.text, re.MULTILINE):
+            odd = whole.text.replace(line, f"{line.rpartition(' ')[0]} {value}")
+            for shown_ in shown(watching(at(odd, 60.0))):
+                assert 2 * PANE_WIDTH > sum(map(shown_.count, BARS))
+
+
+def test_a_scrape_of_pools_of_two_sizes_has_no_rate_of_their_own(whole: Known) -> None:
+    """Which of them would hit as much, no simulation tells."""
+    line = f'{c.POOL_CAPACITY.prometheus}{{layer="3"}} '
+    assert line in whole.text
+    found = scraped(at(whole.text.replace(f"{line}16.0", f"{line}24.0"), 60.0))
+    assert found is not None
+    assert (16, None) == (found["capacity"], found["phases"]["decode"]["simulated"])
 
 
 @pytest.mark.parametrize("overall", ["text", ["x"], {"verify": {"lookups": 1, "distances": [1]}}], ids=str)

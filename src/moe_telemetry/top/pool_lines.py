@@ -13,8 +13,8 @@ from .words import Line, beside, percent, size, span
 LRU, EARNED, LOST = "█", "▒", "░"
 PHASES = ("decode", "prefill")
 NONE = (
-    "- no curve: nothing was routed yet, pool_curve is off, or the ids of experts",
-    "  are not handed over, as with recorder.union()",
+    "- no curve: no ids of experts came yet (recorder.union() has none), pool_curve",
+    "  is off, or only the first layer was routed: one of four is followed, not it",
 )
 
 
@@ -69,14 +69,19 @@ def _bars(of: Found, capacity: int | None, width: int) -> list[Line]:
 
 def bar(share: float, width: int) -> str:
     """A bar of so many columns for a share of 1, to an eighth of a column: near its top a curve bends little."""
-    full, rest = divmod(round(min(max(share, 0.0), 1.0) * width * 8), 8)
+    full, rest = divmod(_columns(share, width * 8), 8)
     return LRU * full + (EIGHTHS[rest - 1] if rest else "")
 
 
 def _compared(simulated: float, actual: float, width: int) -> Line:
     """An LRU pool's bar, and what the pool that there is hits more or less."""
-    low, high = sorted((round(simulated * width), round(actual * width)))
+    low, high = sorted((_columns(simulated, width), _columns(actual, width)))
     return [(LRU * low, "hit"), ((EARNED if actual > simulated else LOST) * (high - low), "late")]
+
+
+def _columns(share: float, width: int) -> int:
+    """Of so many, those of a share; what is none, as an endpoint may say, is cut to one."""
+    return round(min(max(share, 0.0), 1.0) * width)
 
 
 def _actual(of: Found, capacity: int | None, exact: bool) -> list[Line]:

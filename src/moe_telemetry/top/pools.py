@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 
 from moe_telemetry import catalog as c
@@ -41,6 +42,9 @@ def scraped(scrape: Scrape) -> Found | None:
 
     `followed` and `knee` are None, and `errors` empty. `actual` is of all layers, `simulated` and `gain` only known
     where these are followed, with pools of one size of the catalog's.
+
+    Raises:
+        ArithmeticError, ValueError: its figures make no sense.
     """
     run = Window(scrape)
     capacities = scrape.values(c.POOL_CAPACITY)
@@ -67,6 +71,8 @@ def _phase(run: Window, phase: str, capacities: set[float]) -> Found | None:
     if not number:
         return None
     hits = {slots: run.total(c.SIMULATED_HITS, phase=phase, slots=str(slots)) for slots in c.POOL_SIZES}
+    if not all(map(math.isfinite, hits.values())):
+        raise ValueError("no number of hits")
     first_best = min(slots for slots, found in hits.items() if found == max(hits.values()))
     rates = {str(slots): found / number for slots, found in hits.items() if slots <= first_best}
     lookups = run.total(c.LOOKUPS, phase=phase)

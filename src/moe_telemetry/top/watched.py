@@ -86,7 +86,10 @@ class Watched:
         """The pool's figures, and whether they are a snapshot's: otherwise the last scrape's."""
         if self.sized is not None:
             return self.sized.found, True
-        return None if self.last is None else scraped(self.last), False
+        try:
+            return None if self.last is None else scraped(self.last), False
+        except (ArithmeticError, ValueError):
+            return None, False
 
     def copy(self) -> Watched:
         """As it is now, whatever comes later."""
