@@ -4,6 +4,7 @@ kernel, which needs one; `packed_kernels` in mlx_lm_tiny puts them there."""
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -13,12 +14,15 @@ pytest.importorskip("mlx_lm")
 
 import mlx.core as mx
 import mlx_lm
+from mlx import nn
 from mlx_lm.models import switch_layers
 from mlx_lm_tiny import PROMPT, Witness, near, packed_kernels, tiny, tokenizer
 
 import moe_telemetry as mt
-from moe_telemetry import adding, counting, passes, routing
+from moe_telemetry import adding, counting, live, passes, routing
 from moe_telemetry.integrations import mlx_lm as integration
+from moe_telemetry.integrations.mlx_lm.binding import Place
+from moe_telemetry.integrations.mlx_lm.threads import Places
 from moe_telemetry.testing import Capture, capture
 
 LAYERS = 3
@@ -170,12 +174,41 @@ def test_what_cannot_be_packed(kernels: list[int], monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.usefixtures("kernels")
 def test_sizes_that_differ_are_not_packed() -> None:
-    """A kernel would read beyond the smaller array."""
+    """A kernel would read beyond the smaller array, and one of another type not be compiled, in the model's hands."""
     packing = adding.Packing(2, mx.uint32)
     small, large = mx.zeros((1, 1, 2), dtype=mx.uint32), mx.zeros((1, 1, 4), dtype=mx.uint32)
     assert packing([large, small]) is None
     assert packing([mx.zeros((adding.MAX_PACKED + 1,), dtype=mx.uint32)] * 2) is None
     assert packing([mx.zeros((0,), dtype=mx.uint32)] * 2) is None
+    assert packing([mx.zeros((1, 1, 2), dtype=mx.int32)] * 2) is None
+    assert packing([small, small]) is not None
+
+
+@pytest.mark.usefixtures("kernels")
+def test_types_that_differ_are_not_packed() -> None:
+    """There is a kernel for calls of one type only."""
+    switches = [nn.Identity(), nn.Identity()]
+    places = [Place(weakref.ref(switch), layer, 8) for layer, switch in enumerate(switches)]
+    one, other = (mx.zeros((1, 1, 2), dtype=kind) for kind in (mx.uint32, mx.int32))
+    assert Places(0, switches, places, [one, other]).packing is None
+    assert Places(0, switches, places, [one, one]).packing is not None
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("dead", [2, 3])
+def test_each_packed_pass_is_looked_at(dead: int) -> None:
+    """One of four that nobody evaluates counts nothing, nor is it a loss; the others do."""
+    recorder = mt.Recorder()
+    with capture(recorder=recorder) as found:
+        recorder.forward(1)
+        for number in range(passes.PATIENCE):
+            indices = [mx.array([[[1, 2]]], dtype=mx.uint32) + 0 for _ in range(2)]
+            packed = mx.stack(indices).reshape(2, -1)
+            live.routed_pass(recorder, (0, 1), (8, 8), indices, packed)
+            if number != dead:
+                mx.eval(packed)
+        assert 2 * (passes.PATIENCE - 1) == found.total("moe.layer.calls")
+        assert 0 == sum(found.store.lost.values())
 
 
 @pytest.mark.parametrize("ahead", [False, True])
@@ -268,6 +301,37 @@ def test_packed_and_single_arrays_add_up_alike() -> None:
     for at, (row,) in enumerate(sets):
         ids = indices[at * called + 1].flatten().tolist()
         assert (set(ids) if max(ids) < experts else set()) == set(row) - {-1}  # type: ignore[arg-type,type-var]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_more_passes_than_a_kernel_takes_go_in_several_launches(packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole passes in each, whatever the number of calls; MLX's operations stand in for the kernel."""
+    experts, called, number, followed = 8, 5, 401, (1, 3)
+    launches: list[int] = []
+
+    def kernel(most: int) -> Any:
+        def run(inputs: list[mx.array], template: list[tuple[str, Any]], **_: Any) -> tuple[mx.array, mx.array | None]:
+            *ids, before, slots, numbers = inputs
+            size, of_launch, calls, asked, width = (int(number) for number in numbers.tolist())  # type: ignore[union-attr,arg-type]
+            assert (most, 2, calls, len(followed), 2) == (len(ids), size, called, asked, width)
+            assert [-1, 0, -1, 1, -1] == slots.tolist()
+            launches.append(of_launch)
+            mine = [call for each in ids[:of_launch] for call in each] if packed else ids[: of_launch * calls]
+            return adding._by_operations(before, mine, calls, experts, followed)
+
+        return run
+
+    indices = [mx.random.randint(0, experts, (2,)).astype(mx.int32) for _ in range(called * number)]
+    before = adding.nothing(called, experts, 2)
+    counts, sets = adding._by_operations(before, indices, called, experts, followed)
+    monkeypatch.setattr(adding, "_kernel", kernel)
+    monkeypatch.setattr(counting, "has_kernels", lambda: True)
+    monkeypatch.setattr(counting, "_by_kernel", counting._by_scatter)
+    rows = [mx.stack(indices[at : at + called]) for at in range(0, len(indices), called)]
+    given = adding.add_passes(before, rows if packed else indices, called, experts, followed, packed)
+    assert ([384, 17] if packed else [76] * 5 + [21]) == launches
+    assert mx.array_equal(counts, given[0])
+    assert mx.array_equal(sets, given[1])  # type: ignore[arg-type]
 
 
 def test_a_stop_of_another_thread_tells_of_what_was_not_looked_at(kernels: list[int]) -> None:

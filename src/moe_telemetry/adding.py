@@ -55,6 +55,7 @@ class Packing:
 
     def __init__(self, calls: int, kind: mx.Dtype) -> None:
         self.calls = calls
+        self._kind = kind
         self._kernel = _packing(calls)
         self._launch: dict[str, Any] = {
             "template": [("T", kind)],
@@ -66,10 +67,12 @@ class Packing:
 
     def __call__(self, indices: list[mx.array]) -> tuple[mx.array, mx.array] | None:
         """The ids as one lazy array (calls, size), and the last call's indices as they were, with which it is computed.
-        None where there are too many, or not as many in each call."""
+        None where there are too many, not as many in each call, or of another type, for which there is no kernel."""
         first = indices[0]
         size = first.size
-        if not 0 < size <= MAX_PACKED or list(map(_BYTES, indices)).count(first.nbytes) < self.calls:
+        if not 0 < size <= MAX_PACKED or first.dtype != self._kind:
+            return None
+        if list(map(_BYTES, indices)).count(first.nbytes) < self.calls:
             return None
         shapes = [(self.calls, size)]
         packed: mx.array = self._kernel(inputs=[*indices, _numbers(size)], output_shapes=shapes, **self._launch)[0]
