@@ -177,6 +177,23 @@ def test_every_metric_that_can_lack_has_a_reason():
     assert set(catalog.BY_NAME) - always == set(reasons.WHY) >= set(reasons.MLX_LM)
 
 
+def test_check_asks_for_flags_that_the_drop_in_reads():
+    """Another variable would change nothing."""
+    asked = set(re.findall(r"is (\w+)=1 set", " ".join(reasons.WHY.values())))
+    read = set(re.findall(r'environ\.get\("(\w+)"\)', (ROOT / "src/moe_telemetry/profiling.py").read_text()))
+    assert {"STREAM_PROF", "PREFETCH_TPROF"} == asked & read == asked
+
+
+def test_check_says_why_one_layer_has_no_pool_curve():
+    """Its ids come, but the first layer of four is not followed."""
+    recorder = Recorder()
+    with mt.start(port=0, recorder=recorder) as telemetry:
+        recorder.forward(1)
+        recorder.routed(0, {1, 2}, resident={1})
+        done = command("check", telemetry.url)
+    assert re.search(r"one of four, not the first.*:\n +moe_pool_simulated_lookups_total", done.stdout)
+
+
 def test_check_says_that_without_tokens_no_ratio_alerts():
     """Layers and passes without tokens: which alerts are silent for it stands there."""
     recorder = Recorder()

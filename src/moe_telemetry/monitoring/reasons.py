@@ -7,7 +7,10 @@ from moe_telemetry import catalog as c
 _ROUTING = "neither routed(), routed_array() nor union() is called"
 _LOOKUPS = "the runtime declares no pool (recorder.pool) and gives routed() or routed_array() no `resident`"
 _PREDICTOR = "the runtime declares no pool and gives routed() no `predicted`; recall() is not called either"
-_CURVE = "neither routed() nor a routed_array() that the host reads is called, or pool_curve is off"
+_CURVE = (
+    "no ids came by routed() or routed_array() of a layer that is followed (one of four, not the first), or pool_curve "
+    "is off"
+)
 _REQUEST = "recorder.request is not called"
 WHY: dict[str, str] = {
     c.LOOKUPS.name: _LOOKUPS,
@@ -26,7 +29,7 @@ WHY: dict[str, str] = {
     c.SIMULATED_HITS.name: _CURVE,
     c.PREFETCH_DURATION.name: "recorder.prefetch is not called (drop-in: is PREFETCH_TPROF=1 set?)",
     c.PROMOTE_DURATION.name: "recorder.promote is not called (drop-in: is PREFETCH_TPROF=1 set?)",
-    c.PREFETCH_WINDOW.name: "recorder.window is not called (drop-in: is WINDOW_PROF=1 set?)",
+    c.PREFETCH_WINDOW.name: 'recorder.window is not called (drop-in: is WINDOW_PROF["sum_s"] raised?)',
     c.PREFETCH_PLACED.name: "recorder.placed is not called",
     c.PREFETCH_DROPPED.name: "recorder.prefetch_dropped is not called, or nothing was dropped",
     c.PREFETCH_WASTED.name: "recorder.prefetch_dropped got no `nbytes`, or nothing was read for nothing",
@@ -57,7 +60,7 @@ WHY: dict[str, str] = {
 _RESIDENT = "mlx_lm has all experts in memory: no pool, no prediction and no reads; and it does not time its MoE blocks"
 _NO_EXPERTS = "no MoE model has run so far, or its experts are in modules of another kind (docs/mlx_lm.md)"
 _IDLE = "mlx_lm has generated nothing so far"
-_NO_CURVE = "pool_curve is off"
+_NO_CURVE = "the model has one MoE layer (one of four is followed, not the first), or pool_curve is off"
 _OF_STREAMING = (
     *(c.LOOKUPS, c.PREDICTOR_EXPERTS, c.PREDICTOR_CANDIDATES, c.POOL_CAPACITY, c.POOL_RESIDENT),
     *(c.PREFETCH_DURATION, c.PREFETCH_WINDOW, c.PREFETCH_PLACED, c.PREFETCH_HITS, c.PREFETCH_DROPPED),
