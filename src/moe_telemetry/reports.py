@@ -41,7 +41,7 @@ def report(snapshot: Snapshot) -> Report:
             `recall`: share of the routed experts that were predicted; `mean_routed`: experts a layer call;
             `mean_window_ms`; `prefetch`, `promote`: for each segment `seconds`, `count`, `mean_ms`, and
             `wall_share`, its share of the wall time.
-        `overall`: lookups of both phases together, which is what the seed module's own totals are:
+        `overall`: lookups of both phases together, which is what a profiling module's own totals are:
             `routed`, and the shares `hit`, `miss` (of the routed), `predicted` (A), `unpredicted` (B, both of the
             misses), `timing`, `evicted` (both of A).
         `requests`: see `summary.requests`; `accepted`: share of the draft tokens.
@@ -208,7 +208,7 @@ def lines(found: Report) -> list[str]:
         ]
         text += ["", phase, *told] if told else []
     if overall := _lookup_lines(found["overall"]):
-        text += ["", "overall (both phases blended, as the seed module's totals: judge by the phases)", *overall]
+        text += ["", "overall (both phases blended, as a profiling module's totals are: judge by the phases)", *overall]
     if floor := found["pool_floor"]:
         at = f"decode, seq {floor['seq']}, layer {floor['layer']}"
         text += ["", f"pool floor  {floor['slots']} slots a layer: the largest union ({at})"]
