@@ -96,7 +96,7 @@ REQUEST_BOUNDS = (*(0.01 * 2.0**step for step in range(14)), *_doubling(163.84, 
 
 PHASES = ("prefill", "decode")
 SEQ_EXACT = 16
-"""Sequence lengths with a label value of their own; longer ones share the next power of two (design D5)."""
+"""Sequence lengths with a label value of their own; longer ones share the next power of two."""
 SEQ_TOP = 4096
 SEQ_VALUES = (
     *(str(seq) for seq in range(1, SEQ_EXACT + 1)),

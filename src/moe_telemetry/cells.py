@@ -2,7 +2,7 @@
 
 Concurrency, for every field here: on an interpreter with a lock `cell.field += local` and
 `cell.counts[index] += 1` have no switch point between load and store as long as the right side holds no call,
-so writers need no lock and signal handlers may interrupt anywhere else (design D13). Free-threaded interpreters
+so writers need no lock and signal handlers may interrupt anywhere else. Free-threaded interpreters
 run the hooks under a lock (recording.LockedRecorder). Readers take whatever is there: each exported counter is a
 sum of fields that only rise, never a difference, so a torn read is late and never makes a counter fall.
 """

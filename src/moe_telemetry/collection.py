@@ -1,4 +1,4 @@
-"""Series as OpenTelemetry metric points, cumulative or delta: the pre-aggregated points of design D2."""
+"""Series as OpenTelemetry metric points, cumulative or delta: they are pre-aggregated."""
 
 from __future__ import annotations
 

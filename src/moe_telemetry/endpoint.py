@@ -1,6 +1,6 @@
 """The HTTP server on the serving host: `/metrics`, `/-/healthy`, `/snapshot` and a page of links.
 
-Loopback unless asked otherwise (design D14). prometheus_client chooses the format and writes it (rendering); what is
+Loopback unless asked otherwise. prometheus_client chooses the format and writes it (rendering); what is
 here instead of its server is what that lacks: routes, HEAD, `gzip;q=0`, bounds on connections and their silence, on
 header and on what many scrapes at once cost, a name lookup less.
 """

@@ -1,6 +1,6 @@
 """Figures a person reads, from a snapshot or from the difference of two: ratios, rates and quantiles by phase.
 
-The process itself exports only counters (design D4); this is for what is shown in a terminal.
+The process itself exports only counters; this is for what is shown in a terminal.
 """
 
 from __future__ import annotations

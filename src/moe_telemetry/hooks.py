@@ -2,7 +2,7 @@
 
 `Recorder` is the API and, at the same time, the state "off": every hook is a method that returns at once.
 Starting telemetry changes the object's class to a live one and stopping changes it back, so a reference taken at
-import time is right at any time and a disabled hook costs one empty call (design D1, D12). The class is swapped
+import time is right at any time and a disabled hook costs one empty call. The class is swapped
 because methods shadowed on the instance cost a disabled hook half its speed for good after the first start.
 """
 
@@ -187,7 +187,7 @@ class Recorder:
         """Feed the absolute value of a counter kept in native code.
 
         `metric` is a catalog counter's OpenTelemetry name, `labels` all of its labels. The rise since the last
-        value is added, the first value whole; a fall is a reset of the source and adds the new value (design D10).
+        value is added, the first value whole; a fall is a reset of the source and adds the new value.
         One poller a series: two that hand in values out of order look like resets. Layers over the budget are
         refused for the same reason.
         """

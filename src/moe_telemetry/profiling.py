@@ -228,7 +228,7 @@ def _follow(store: Store | None) -> None:
 
 
 def _locked(function: Callable[..., None]) -> Callable[..., None]:
-    """The variant for interpreters without a global lock (design D13)."""
+    """The variant for interpreters without a global lock."""
 
     @wraps(function)
     def call(*args: Any, **named: Any) -> None:

@@ -1,4 +1,4 @@
-"""OpenTelemetry readers that add the cells' points to what they receive from the SDK (design D2)."""
+"""OpenTelemetry readers that add the cells' points to what they receive from the SDK."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def _locked(name: str) -> Callable[..., None]:
 
 
 class LockedRecorder(ThreadedRecorder):
-    """The hooks on an interpreter without a global lock: increments are not atomic there (design D13)."""
+    """The hooks on an interpreter without a global lock: increments are not atomic there."""
 
     __slots__ = ()
 

@@ -284,7 +284,7 @@ def _add_fed(store: Store, families: dict[str, Family]) -> None:
 
 
 def _leave_out_absent(store: Store, families: dict[str, Family]) -> None:
-    """A runtime without residency or predictor has no such series; once seen, they stay (design D9)."""
+    """A runtime without residency or predictor has no such series; once seen, they stay."""
     lookups, predictor = families[c.LOOKUPS.name], families[c.PREDICTOR_EXPERTS.name]
     candidates = families[c.PREDICTOR_CANDIDATES.name]
     store.has_lookups = store.has_lookups or any(lookups.series.values())

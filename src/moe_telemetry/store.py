@@ -260,7 +260,7 @@ class Store:
                     cells.capacity = capacity
 
     def feed(self, name: str, value: int | float, labels: Mapping[str, object]) -> None:
-        """Take an absolute value of a counter kept elsewhere; a fall is a reset of its source (design D10)."""
+        """Take an absolute value of a counter kept elsewhere; a fall is a reset of its source."""
         metric = catalog.BY_NAME.get(name) if isinstance(name, str) else None
         if metric is None or metric.kind is not catalog.Kind.COUNTER or metric.name in _NOT_FED:
             raise Refused("unknown_metric", name)

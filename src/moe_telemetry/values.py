@@ -1,4 +1,4 @@
-"""What a hook was given, turned into Python numbers and sets, or refused with a reason (design D7, C06, C07).
+"""What a hook was given, turned into Python numbers and sets, or refused with a reason (docs/cases.md, C06 and C07).
 
 Never evaluates a lazy array: MLX streams belong to threads, and one lazy value in a cell makes every later
 scrape fail. Everything here runs on the calling thread and off the fast path.
