@@ -197,7 +197,7 @@ def test_the_page_has_the_curve_and_what_it_says(whole: Known) -> None:
     assert (
         f"16 -> 24 slots: decode {percent(decode['hit_rates']['16'])} -> {percent(decode['hit_rates']['24'])}%" in text_
     )
-    assert re.search(r"about [\d.]+ MB more", text_)
+    assert re.search(r"about [\d.]+ MiB more", text_)
     assert "the run so far, 15 s ago" in text_
     assert 80 >= max(map(len, lines))
 

@@ -206,10 +206,11 @@ def _steps(found: Found) -> list[str]:
     text = []
     for step in told_steps(found):
         (first, second), (before, behind) = step["slots"], step["hit_rates"]
-        cost = "" if step["bytes"] is None else f", about {_amount(step['bytes'])} more"
+        cost = "" if step["bytes"] is None else f", about {amount(step['bytes'])} more"
         text.append(f"  {first} -> {second} slots: decode hit rate {before:.2f} -> {behind:.2f}{cost}")
     return text
 
 
-def _amount(nbytes: float) -> str:
+def amount(nbytes: float) -> str:
+    """Bytes of memory, in powers of two: 1.4 GiB."""
     return f"{nbytes / 2**30:.1f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.1f} MiB"

@@ -27,7 +27,7 @@ def files(config: Config) -> dict[str, str]:
         newer = " with Python 3.11 or newer" if sys.version_info < (3, 11) else ""
         raise ConfigurationError(
             f"this needs {error.name}, the extra `dashboards`: pip install 'moe-telemetry[dashboards]'{newer};"
-            " only export without options does without"
+            " what the package ships, which `export` without options writes, needs none"
         ) from error
     try:
         return {**generate.files(config), **dashboards.files(config)}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from moe_telemetry.pool_size import Found, told_steps
+from moe_telemetry.pool_size import Found, amount, told_steps
 
 from .frame import Absent
 from .history import EIGHTHS
 from .panes import PANE_WIDTH
 from .watched import Watched
-from .words import Line, beside, percent, size, span
+from .words import Line, beside, percent, span
 
 LRU, EARNED, LOST = "█", "▒", "░"
 PHASES = ("decode", "prefill")
@@ -120,7 +120,7 @@ def _both(found: Found) -> list[Line]:
 
 def _step(step: Found) -> Line:
     (first, second), (before, behind) = step["slots"], step["hit_rates"]
-    cost = "bytes - reads are not recorded" if step["bytes"] is None else f"about {size(step['bytes'])} more"
+    cost = "bytes - reads are not recorded" if step["bytes"] is None else f"about {amount(step['bytes'])} more"
     line: Line = [(f"{first} -> {second} slots: decode {percent(before)} -> {percent(behind)}%, ", "")]
     return [*line, (cost, "dim" if step["bytes"] is None else "")]
 
