@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import wraps
 from threading import get_ident
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from moe_telemetry import recording
 from moe_telemetry.hooks import Phase, Recorder
@@ -24,9 +24,6 @@ from moe_telemetry.store import Store
 from .binding import Binding
 from .patches import Function, Patches, argument
 from .threads import UNSEEN, Open, Places, Thread, shape_of
-
-if TYPE_CHECKING:
-    pass
 
 T = TypeVar("T")
 
