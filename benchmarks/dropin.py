@@ -193,13 +193,6 @@ def cases(recorder: Recorder) -> list[Case]:
         ),
         Case("PROF[...] += against a dict's", write(profiling.PROF, "fetch", 1e-4), write(plain, "fetch", 1e-4), 10.0),
         Case(
-            "PROF[...] += against recorder.block",
-            write(profiling.PROF, "fetch", 1e-4),
-            lambda: recorder.block("fetch", 1e-4),
-            3.75,  # 2.5 of the hook as it was when that was set: it takes two thirds now
-            off_most=None,
-        ),
-        Case(
             "MISS_ATTRIB[...] += against a dict's", write(profiling.MISS_ATTRIB, "routed", 1), write(plain, "routed", 1)
         ),
         Case("a call site whose flag is off", guarded(profiling), guarded(seed), OFF_MOST),
