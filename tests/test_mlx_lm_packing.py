@@ -3,6 +3,7 @@ kernel, which needs one; `packed_kernels` in mlx_lm_tiny puts them there."""
 
 from __future__ import annotations
 
+import gc
 import threading
 import weakref
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from mlx_lm.models import switch_layers
 from mlx_lm_tiny import PROMPT, Witness, near, packed_kernels, tiny, tokenizer
 
 import moe_telemetry as mt
-from moe_telemetry import adding, counting, live, passes, routing
+from moe_telemetry import adding, counting, following, live, passes, routing, tallies
 from moe_telemetry.integrations import mlx_lm as integration
 from moe_telemetry.integrations.mlx_lm.binding import Place
 from moe_telemetry.integrations.mlx_lm.threads import Places
@@ -371,3 +372,42 @@ def test_the_class_is_as_it_was() -> None:
     model = tiny()
     recorded(model, lambda: generation(model, 2))
     assert before is switch_layers.SwitchGLU.__call__
+
+
+@pytest.mark.usefixtures("kernels")
+def test_a_model_that_was_packed_is_freed() -> None:
+    """What the thread remembers of its last pass holds no module."""
+    model = tiny()
+    recorder = mt.Recorder()
+    integration.instrument(model, recorder=recorder)
+    try:
+        with capture(recorder=recorder) as found:
+            generation(model, 4)
+            found.series()
+            gone = weakref.ref(model.layers[-1].mlp.switch_mlp)
+            del model
+            gc.collect()
+            assert gone() is None
+    finally:
+        integration.uninstrument()
+
+
+@pytest.mark.usefixtures("kernels")
+def test_sets_of_layers_that_were_called_and_that_were_not() -> None:
+    """A tally of passes with and without its last layer, which is followed: every set is handed on, in its pass."""
+    with capture(pool_curve="all") as found:
+        plan = passes.Plan(found.store.row("decode", 1), (0, 1, 2), 8)
+        kept: dict[tallies.Key, tallies.Tally] = {}
+        for number, called in enumerate((3, 2, 3, 2)):
+            each = passes.Pass(plan, [mx.array([[[number, 7]]], dtype=mx.uint32)] * called)
+            each.number = number
+            tallies.Tally.add(kept, [each])
+        (tally,) = kept.values()
+        handed: list[tuple[tuple[int, ...], list[list[int]]]] = []
+
+        class Noting(following.Followed):
+            def add_rows(self, numbers: tuple[int, ...], cells: Any, rows: list[list[int]]) -> None:
+                handed.append((numbers, [sorted(row) for row in rows]))
+
+        tally.joined().count(found.store, Noting())
+    assert [((1, 3), [[1, 7], [3, 7]])] * 2 + [((0, 2), [[0, 7], [2, 7]])] * 3 == handed
