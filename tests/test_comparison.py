@@ -225,7 +225,7 @@ def test_report_of_host_and_port(start, capsys) -> None:
         (["a.json", "nothing.json"], "cannot read nothing.json: No such file or directory"),
         (["127.0.0.1:9"], "cannot read 127.0.0.1:9: connection refused; is a run with telemetry at work there?"),
         (["--json", "--markdown", "a.json"], "not allowed with argument"),
-        ([], "the following arguments are required"),
+        ([], "report needs a snapshot's file, an endpoint, or --trace"),
     ],
 )
 def test_what_cannot_be_reported_is_one_line(options, words, small, tmp_path, monkeypatch, capsys) -> None:
