@@ -74,8 +74,8 @@ class Packing:
             return None
         if list(map(_BYTES, indices)).count(first.nbytes) < self.calls:
             return None
-        shapes = [(self.calls, size)]
-        packed: mx.array = self._kernel(inputs=[*indices, _numbers(size)], output_shapes=shapes, **self._launch)[0]
+        inputs = [*indices, counting.numbers(size)]
+        packed: mx.array = self._kernel(inputs=inputs, output_shapes=[(self.calls, size)], **self._launch)[0]
         return packed, mx.depends(indices[-1], [packed])
 
 
@@ -129,7 +129,7 @@ def _by_kernel(
         before, sets = kernel(
             inputs=[
                 *(*part, *part[:1] * (most - len(part))),
-                *(before, slots, _numbers(size, passes, called, len(asked), width)),
+                *(before, slots, counting.numbers(size, passes, called, len(asked), width)),
             ],
             template=[("T", part[0].dtype), ("E", experts), ("P", packed)],
             grid=(layers * _THREADS, 1, 1),
@@ -148,11 +148,6 @@ def _by_kernel(
 def _slots(layers: int, asked: tuple[int, ...]) -> mx.array:
     """By layer: where in `asked` it is, -1 for those that are not."""
     return mx.array([asked.index(layer) if layer in asked else -1 for layer in range(layers)], dtype=mx.int32)
-
-
-@lru_cache(maxsize=256)
-def _numbers(*numbers: int) -> mx.array:
-    return mx.array(numbers, dtype=mx.int32)
 
 
 @cache
@@ -227,4 +222,5 @@ for (int pass = 0; pass < passes; pass++) {
 }
 """
 """Body of the kernel: a block for each layer, which goes through the passes and counts in shared memory."""
+
 _BYTES = attrgetter("nbytes")

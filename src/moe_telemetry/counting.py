@@ -81,7 +81,7 @@ def _scattered(indices: Sequence[mx.array], experts: int) -> mx.array:
 def _by_kernel(indices: Sequence[mx.array], experts: int) -> tuple[mx.array, mx.array]:
     """One launch for hundreds of arrays: joined first, each costs a copy, and a copy 3 us of the host's time."""
     most = inputs_for(len(indices))
-    kernel, size = _kernel(most), _number(indices[0].size)
+    kernel, size = _kernel(most), numbers(indices[0].size)
     found: list[list[mx.array]] = []
     for begin in range(0, len(indices), most):
         part = list(indices[begin : begin + most])
@@ -103,9 +103,10 @@ def _by_kernel(indices: Sequence[mx.array], experts: int) -> tuple[mx.array, mx.
     return counts, figures
 
 
-@lru_cache(maxsize=64)
-def _number(value: int) -> mx.array:
-    return mx.array([value])
+@lru_cache(maxsize=256)
+def numbers(*values: int) -> mx.array:
+    """An argument of a kernel, int32, made once."""
+    return mx.array(values, dtype=mx.int32)
 
 
 @cache
